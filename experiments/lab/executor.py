@@ -139,12 +139,13 @@ class Executor(contextlib.ExitStack):
         """
         options = self._options
         count = self._count_seeds(keys)
-        if keys is None:
-            keys = seeds.fold_seeds(options.seed, options.first_seed + np.arange(count))
         requested = self._cell_floats(cells, [options])
         missing = self._list_missing(requested, count)
+        is_checked = program and self.run.resumed and self.run.writable and self.run.summary is None
+        if keys is None and (missing or is_checked):  # a finished run compiles nothing
+            keys = seeds.fold_seeds(options.seed, options.first_seed + np.arange(count))
         if not missing:
-            if program and self.run.resumed and self.run.writable and self.run.summary is None:
+            if is_checked:
                 self._check_measures(program, requested, keys)
             self.progress.skip(len(options.group) * len(requested) * count)
             return
