@@ -55,7 +55,8 @@ class Chunk(NamedTuple):
     @property
     def unpadded(self) -> tuple[jax.Array, PyTree[np.ndarray]]:
         """Returns (keys, floats) of the seeds alone, [r, ...]."""
-        return jax.tree.map(lambda a: a[: len(self.seeds)], (self.keys, self.floats))
+        rows = slice(len(self.seeds))
+        return seeds.select_keys(self.keys, rows), jax.tree.map(lambda a: a[rows], self.floats)
 
 
 class Executor(contextlib.ExitStack):
@@ -258,9 +259,7 @@ def make_chunk(
     floats_of_pairs = [floats[cell] for cell, _ in padded]
     values = jax.tree.map(lambda *leaves: np.stack(leaves), *floats_of_pairs)
     numbers = np.array([seed for _, seed in padded])
-    # On the host: eager indexing compiles six programs for each size.
-    chosen = np.asarray(jax.random.key_data(keys))[numbers]
-    chunk_keys = jax.random.wrap_key_data(chosen, impl=jax.random.key_impl(keys))
+    chunk_keys = seeds.select_keys(keys, numbers)  # indexing compiles six programs for each size
     cells, chunk_seeds = zip(*pairs, strict=True)
     return Chunk(cells, chunk_seeds, chunk_keys, values)
 

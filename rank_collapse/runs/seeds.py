@@ -51,8 +51,12 @@ def fold_seeds(base_seed: int, numbers: np.ndarray) -> Key:
     The numbers are padded to a multiple of `KEYS`, so that few numbers of seeds compile a program.
     """
     padded = np.pad(numbers, (0, -len(numbers) % KEYS))
-    keys = fold_key(jax.random.key(base_seed), padded)
-    data = np.asarray(jax.random.key_data(keys))[: len(numbers)]  # on the host: compiles nothing
+    return select_keys(fold_key(jax.random.key(base_seed), padded), slice(len(numbers)))
+
+
+def select_keys(keys: Key, rows: slice | np.ndarray) -> Key:
+    """Return some of the keys [s], selected on the host, which compiles nothing."""
+    data = np.asarray(jax.random.key_data(keys))[rows]
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(keys))
 
 

@@ -36,12 +36,12 @@ def test_one_program_makes_the_keys_of_few_seeds(caplog):
     with jax.log_compiles():
         keys = [jax.random.key_data(seeds.seed_keys(5, count)) for count in (seeds.KEYS, 3)]
         assert not [r for r in caplog.records if r.message.startswith("Compiling")]
-        keys.append(jax.random.key_data(seeds.seed_keys(5, seeds.KEYS + 1)))
+        keys.append(jax.random.key_data(seeds.seed_keys(5, 5 * seeds.KEYS + 1)))
         assert [r for r in caplog.records if r.message.startswith("Compiling")]
-    assert [len(k) for k in keys] == [seeds.KEYS, 3, seeds.KEYS + 1]
-    fold = jax.random.fold_in(jax.random.key(5), seeds.KEYS)
-    np.testing.assert_array_equal(keys[2][-1], jax.random.key_data(fold))
-    np.testing.assert_array_equal(keys[2][:-1], keys[0])
+    assert [len(k) for k in keys] == [seeds.KEYS, 3, 5 * seeds.KEYS + 1]
+    last = jax.random.fold_in(jax.random.key(5), 5 * seeds.KEYS)
+    np.testing.assert_array_equal(keys[2][-1], jax.random.key_data(last))
+    np.testing.assert_array_equal(keys[2][: seeds.KEYS], keys[0])
 
 
 @needs_two
