@@ -31,6 +31,19 @@ def test_more_seeds_do_not_change_earlier_ones():
     np.testing.assert_array_equal(keys[3], expected)
 
 
+def test_one_program_makes_the_keys_of_few_seeds(caplog):
+    seeds.seed_keys(5, 1)
+    with jax.log_compiles():
+        keys = [jax.random.key_data(seeds.seed_keys(5, count)) for count in (seeds.KEYS, 3)]
+        assert not [r for r in caplog.records if r.message.startswith("Compiling")]
+        keys.append(jax.random.key_data(seeds.seed_keys(5, 5 * seeds.KEYS + 1)))
+        assert [r for r in caplog.records if r.message.startswith("Compiling")]
+    assert [len(k) for k in keys] == [seeds.KEYS, 3, 5 * seeds.KEYS + 1]
+    last = jax.random.fold_in(jax.random.key(5), 5 * seeds.KEYS)
+    np.testing.assert_array_equal(keys[2][-1], jax.random.key_data(last))
+    np.testing.assert_array_equal(keys[2][: seeds.KEYS], keys[0])
+
+
 @needs_two
 @pytest.mark.parametrize(("chunk", "at_once"), [(0, None), (1, None), (2, 1), (4, 1), (0, 2)])
 def test_devices_and_chunks_give_the_results_of_a_loop(chunk, at_once):
