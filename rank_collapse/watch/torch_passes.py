@@ -91,6 +91,8 @@ class Pass(TorchFunctionMode):
         is_other = self._frames and self._thread != threading.get_ident()
         if not self._frames and module in self._names:
             self._read_names()  # modules may be new
+            if _is_transformed():
+                self.reason = "it ran inside of torch.func (grad, vmap), whose tensors hide values"
         if module not in self._names or is_other or _is_traced():
             return call(module, *args, **kwargs)
         is_outermost, self._number = not self._frames, self._number + 1
@@ -330,8 +332,12 @@ class Pass(TorchFunctionMode):
 
 def _is_traced():
     """Returns whether torch compiles, traces, or is inside of `torch.func`."""
-    is_compiled = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return is_compiled or torch._C._functorch.peek_interpreter_stack() is not None
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or _is_transformed()
+
+
+def _is_transformed():
+    """Returns whether code runs inside of a transformation of `torch.func`."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def plain_name(name: str) -> str:
