@@ -100,10 +100,9 @@ for name, default, least, text in (
     FLAGS.define("integer", name, default, text, lower_bound=least)
 
 
-def mean_curves(curves: Curves, variant: str, reading: str = "published") -> np.ndarray | None:
-    """Computes means over texts [seeds, L + 1] of one kind of weights; None if not measured."""
-    values = curves.get((variant, reading))
-    return None if values is None else values.mean(axis=1, dtype=float)
+def mean_curves(curves: Curves, variant: str, reading: str = "published") -> np.ndarray:
+    """Computes means over texts [seeds, L + 1] of one kind of weights."""
+    return curves[variant, reading].mean(axis=1, dtype=float)
 
 
 def make_rows(results: Results) -> Iterator[TableRow]:
@@ -213,15 +212,11 @@ def judge_claims(results: Results, models: Sequence[Model]) -> list[Row]:
     for model in (model for model in models if not model.has_weights):
         label, curves = model.label, results[model.label]["init"]
         published = published_curves(model.settings, model.config.depth).get("init", {})
-        ratios = {name: mean_curves(curves, name) for name in published}
-        variants = [name for name, values in ratios.items() if values is not None]
-        if variants:  # all variants of one initialisation are one curve
-            curve = np.concatenate([published[name][1:] for name in variants])
-            draws = np.concatenate([ratios[name][:, 1:] for name in variants], axis=1)
+        if published:  # all variants of one initialisation are one curve
+            curve = np.concatenate([values[1:] for values in published.values()])
+            draws = np.concatenate([mean_curves(curves, name)[:, 1:] for name in published], axis=1)
             compared.append(curve_row("curves", label, curve, draws, READ_OFF))
         bare, skips = (mean_curves(curves, name) for name in ("SAN", "SAN+skip"))
-        if bare is None:
-            continue
         remaining = skips[:, -1] / skips[:, 0]
         rows += [
             make_row("collapse", label, 1 - bare[:, -1] / bare[:, 0]),

@@ -257,7 +257,7 @@ def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
 
 
 @figures.styled
-def cosine_figure(results: xr.Dataset):
+def cosine_figure(results: xr.Dataset) -> figures.Figure | None:
     """Mean cosine of two tokens (vertical axis) by layer (horizontal axis); the mean is over all
     pairs of tokens from the third token on. Left: trained weights. Right: random weights. The
     dashed line is the unchanged network. The other lines are networks whose attention to the first
@@ -266,7 +266,9 @@ def cosine_figure(results: xr.Dataset):
     the key is set to zero after the softmax. “Thinned” is a control: all keys together lose as much
     weight as the first key has, in proportion to their weights. Bands are one standard deviation
     over texts."""
-    first = results.sel(key="first", drop=True) if "first" in results.key else results
+    if "first" not in results.key:
+        return None
+    first = results.sel(key="first", drop=True)
     labels = [str(label) for label in first.network.values]
     fig, axes = figures.panels(len(labels), 2, width=4.6, height=3.4)
     for ax, label in zip(axes.flat, labels, strict=True):

@@ -63,26 +63,29 @@ def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch
     assert sum(int(r["head_cases"]) for r in table) == heads[0]
 
 
+# One network that violates some of its bounds, and lacks others
+MADE_UP = {
+    "head_ok": [True, True, False],
+    "head_tightness": [1.0, -1.0, -2.0],
+    "lemma_excess": [0.0, 2.0, 3.0],
+    "gamma": [0.5, 0.25, 9.0],
+    "published_layer_ok": [False],
+    "published_layer_tightness": [-1.0],
+    "published_stack_ok": [True],
+    "published_stack_tightness": [-0.5],
+    "layer_tightness": [0.5, np.nan],
+    "stack_tightness": [-0.25],
+    "mean_head_tightness": [0.5, -0.5, np.nan],
+    "mean_layer_tightness": [0.25],
+    "diameter_layer_tightness": [np.nan],
+    "cubic_diameter_layer_tightness": [1.0],
+    "diameter_tightness": [-1e-15],
+}
+
+
 def test_counts_are_of_what_the_condition_covers():
-    flat = {
-        "head_ok": [True, True, False],
-        "head_tightness": [1.0, -1.0, -2.0],
-        "lemma_excess": [0.0, 2.0, 3.0],
-        "gamma": [0.5, 0.25, 9.0],
-        "published_layer_ok": [False],
-        "published_layer_tightness": [-1.0],
-        "published_stack_ok": [True],
-        "published_stack_tightness": [-0.5],
-        "layer_tightness": [0.5, np.nan],
-        "stack_tightness": [-0.25],
-        "mean_head_tightness": [0.5, -0.5, np.nan],
-        "mean_layer_tightness": [0.25],
-        "diameter_layer_tightness": [np.nan],
-        "cubic_diameter_layer_tightness": [1.0],
-        "diameter_tightness": [-1e-15],
-    }
     counts = check_bounds.count_violations(
-        [{name: np.array(values)[None] for name, values in flat.items()}]
+        [{name: np.array(values)[None] for name, values in MADE_UP.items()}]
     )
     assert (
         counts.items()
@@ -143,3 +146,48 @@ def test_draws_of_all_blocks_are_joined_and_cut_to_their_number(monkeypatch):
     draws = results["draws"][case]
     np.testing.assert_array_equal(draws["gamma"], np.arange(10.0).reshape(5, 2))
     np.testing.assert_array_equal(draws["excess"], np.arange(0.0, 10, 2))
+
+
+def test_each_statement_has_the_violations_of_its_own_bound():
+    draws = {name: np.array(values)[None] for name, values in MADE_UP.items()}
+    built = [{"width": 4, "over_published": 1.5, "over_first": 0.5, "over_sums": 0.25}]
+    without = draws | {"lemma_excess": np.zeros((1, 3))}
+    results = {"draws": {CASES[0]: draws, CASES[1]: without}, "built": built}
+    lemma, head, layer, stack = check_bounds.judge_claims(results)
+    assert [row.estimate for row in (lemma, head, layer, stack)] == [1, 2, None, 2]
+    notes = ["of 4 cases", "of 4 cases", "its condition held in no case", "of 2 cases"]
+    assert [row.note for row in (lemma, head, layer, stack)] == notes
+    assert [row.num_made for row in (lemma, head, layer, stack)] == [2] * 4
+    comparisons = list(check_bounds.compare_results(results))
+    violations = {"stack": 2, "mean_head": 2}
+    assert [c.measured for c in comparisons[: len(FREE)]] == [violations.get(n, 0) for n in FREE]
+    assert comparisons[0].note.startswith("derived here; of 2 cases, no number in 2: ")
+    construction = comparisons[len(FREE)]
+    assert (construction.measured, construction.published) == (1.5, "at most 1")
+    assert construction.note.startswith("with γ = 1 0.5, ") and construction.note.endswith(" 0.25")
+    assert [c.measured for c in comparisons[len(FREE) + 1 :]] == [-1, 1, 0, 0, 0.25, 0.5]
+
+
+def test_a_bound_that_is_claimed_nowhere_has_no_line():
+    """Blue squares are the paper's bounds, red dots ours; γ is that of admissible heads."""
+    draws = {name: np.array(values)[None] for name, values in MADE_UP.items()}
+    fig = check_bounds.tightness_figure({"draws": {CASES[0]: draws}})
+    ax, heads = fig.axes
+    labels = [text.get_text().partition(":")[0] for text in ax.get_yticklabels()]
+    claimed = [
+        name for name in check_bounds.LEAST if name not in ("published_layer", "diameter_layer")
+    ]
+    assert labels == [check_bounds.BOUNDED[name].partition(":")[0] for name in claimed]
+    bars, middles = ax.lines[:-1:2], ax.lines[1:-1:2]
+    is_ours = [name in FREE for name in claimed]
+    assert [line.get_marker() for line in middles] == ["o" if ours else "s" for ours in is_ours]
+    assert len({(ours, line.get_color()) for ours, line in zip(is_ours, bars, strict=True)}) == 2
+    assert [float(line.get_xdata()[0]) for line in middles][:2] == [0, -0.5]
+    assert [float(line.get_ydata()[0]) for line in middles] == [*range(len(claimed))]
+    assert bars[0].get_xdata() == pytest.approx([-0.9, 0.9])
+    assert sum(patch.get_height() for patch in heads.patches) == 2
+    nowhere = {
+        name: values & False if name.endswith("_ok") else values * np.nan
+        for name, values in draws.items()
+    }
+    assert check_bounds.tightness_figure({"draws": {CASES[1]: nowhere}}) is None

@@ -246,3 +246,26 @@ def test_a_run_until_decided_is_not_joined(tmp_path, monkeypatch):
     monkeypatch.setattr(join, "read_config", lambda folder: {"until": "decided"})
     with pytest.raises(ValueError, match="was measured with --until=decided and cannot be joined"):
         join.read_parts(path_chains.FLAGS, tmp_path)
+
+
+def test_any_two_of_three_folders_are_different_and_of_one_experiment(tmp_path, monkeypatch):
+    folders = [tmp_path / name for name in "abc"]
+    names = dict(zip(folders, ("path_chains", "path_chains", "sort"), strict=True))
+    monkeypatch.setattr(join, "read_config", lambda folder: {"experiment": names[folder]})
+    assert join.common_module(folders[:2]) is path_chains
+    with pytest.raises(ValueError, match=f"{folders[2]} holds a run of 'sort', but {folders[0]}"):
+        join.common_module(folders)
+    for places in ((0, 1, 0), (0, 1, 1)):
+        with pytest.raises(ValueError, match=f"{folders[places[2]]} is given twice"):
+            join.common_module([folders[i] for i in places])
+
+
+def test_a_flag_that_takes_one_value_is_no_axis():
+    options = cli.parse_flags(path_chains.FLAGS, [])
+    assert not options.takes_several("text")
+    configs = [{"depth": depth, "text": text} for depth in (1, 2) for text in ("a", "b")]
+    with pytest.raises(ValueError, match=r'the folders differ in .*text: "a" and "b"'):
+        join.find_axes(configs, options)
+    configs = [{"depth": 1, "skip_gain": 0.5}, {"depth": 2, "skip_gain": 1.0}]
+    with pytest.raises(ValueError, match="2 points, which do not fill a grid of depth, skip_gain"):
+        join.find_axes(configs, options)

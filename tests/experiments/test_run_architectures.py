@@ -84,6 +84,10 @@ def test_a_folder_stands_beside_the_published_curves_or_says_why_not(tmp_path, i
         monkeypatch.setattr(module, "published_curves", lambda *_: {"pretrained": curves})
     layer_rows, last = compare_layers()
     assert last.measured == "1 of 12" and "a single such value refutes" in last.note
+    ends = [row.quantity.rpartition(" ")[2] for row in layer_rows if "as the text" in row.quantity]
+    assert ends == ["1", "2"]  # nothing was published of this reading
+    published = [row for row in layer_rows if "as the text" not in row.quantity]
+    assert [row.published for row in published] == [c for v in surgery.ABLATIONS for c in curves[v]]
     different = [
         row.quantity for row in layer_rows if row.note.startswith("differs; other texts explain ± ")
     ]
@@ -112,6 +116,7 @@ def test_what_rounding_left_of_attention_alone_is_a_bound():
         ([[0.0, 0.5, 0.4]], 0),
         ([[0.9, run_architectures.THRESHOLD, 0.0]], 2),
         ([[0.9, 0.0, 0.0], [0.9, 0.0, 0.0], [0.9, 0.5, 0.0]], 2),  # the mean, not the median
+        ([[0.9, 0.0, 0.0], [0.9, 0.019, 0.0]], 1),  # nor the largest
     ],
 )
 def test_the_first_layer_below_the_alarm_is_that_of_the_mean_or_none(ratios, layer):
@@ -201,6 +206,9 @@ def test_the_finding_names_the_layer_below_a_hundredth(published_results):
 
 def test_the_picture_has_the_input_at_layer_0_and_a_dashed_line_with_skips(published_results):
     ratios, results, models = published_results
+    mixed = [*models, SimpleNamespace(label="of-a-user")]
+    assert run_architectures.collapse_figure(results, mixed) is None
+    assert run_architectures.make_finding(results, mixed) is None
     (ax,) = run_architectures.collapse_figure(results, models).axes
     curves = [curve for alone_and_skips in ratios.values() for curve in alone_and_skips]
     labels = [f"{words(name)}, {text}" for name in ratios for text in ("alone", "with skips")]
@@ -218,3 +226,71 @@ def test_the_picture_has_the_input_at_layer_0_and_a_dashed_line_with_skips(publi
     colors = [line.get_color() for line in ax.lines]
     assert colors[0] == colors[1] != colors[2] == colors[3]
     assert ax.get_xlabel() == "layer" and "residual ratio" in ax.get_ylabel()
+
+
+def test_the_residual_that_is_left_is_divided_by_that_of_the_input(published_results):
+    ratios, results, _ = published_results
+    model = SimpleNamespace(
+        label="albert-base-v2", has_weights=False, settings={}, config=SimpleNamespace(depth=3)
+    )
+    rows = {row.key: row for row in run_architectures.judge_claims(results, [model])}
+    assert "curves" not in rows  # nothing is published of such a network
+    alone, skips = ratios["albert-base-v2"]
+    assert f" {1 - alone[-1] / alone[0]:.3g}" in rows["collapse"].note
+    assert f" {skips[-1] / skips[0]:.3g}" in rows["skips stop"].note
+    checkpoint = SimpleNamespace(**vars(model) | {"has_weights": True})
+    assert run_architectures.judge_claims(results, [checkpoint]) == []
+
+
+def test_each_kind_of_weights_has_its_rows_and_lines(monkeypatch):
+    """A checkpoint beside its initialisations: colours and names are of the kind; the published
+    curve of a kind is grey, and the reading of the text dotted, without a name."""
+    draw = np.random.default_rng(0)
+    curves = {
+        kind: {
+            (name, reading): draw.uniform(0.1, 0.9, (seeds, 2, 3))
+            for name in surgery.ABLATIONS
+            for reading in ("published", "text")[: 1 + (name == "SAN+MLP")]
+        }
+        for kind, seeds in (("pretrained", 1), ("init", 3))
+    }
+    results = {"bert": curves}
+    published = {
+        kind: {name: np.arange(3) / 10 + index for name in surgery.ABLATIONS}
+        for index, kind in enumerate(curves)
+    }
+    monkeypatch.setattr(run_architectures, "published_curves", lambda *_: published)
+    model = SimpleNamespace(label="bert", settings={}, config=SimpleNamespace(depth=2))
+    fig = run_architectures.residuals_figure(results, model)
+    lines = [
+        [
+            (line.get_label().removeprefix("_"), line.get_linestyle(), line.get_ydata())
+            for line in ax.lines
+        ]
+        for ax in fig.axes
+    ]
+    expected = ["published, pretrained", "pretrained", "published, random initialisation"]
+    expected += ["random initialisation"]
+    for place in (0, 2, 3):
+        assert [label for label, *_ in lines[place]] == expected
+        assert [dash for _, dash, _ in lines[place]] == ["-", "-", "--", "-"]
+    assert [dash for _, dash, _ in lines[1]] == ["-", "-", ":", "--", "-", ":"]
+    for (name, reading), at in {("SAN", "published"): (0, 1), ("SAN+MLP", "text"): (1, 2)}.items():
+        values = lines[at[0]][at[1]][2]
+        assert_close(values, curves["pretrained"][name, reading].mean(axis=(0, 1)))
+    assert_close(lines[0][3][2], curves["init"]["SAN", "published"].mean(axis=(0, 1)))
+    assert_close(lines[0][2][2], np.arange(3) / 10 + 1)
+    colors = [line.get_color() for line in fig.axes[0].lines]
+    assert colors[0] == colors[2] and len({*colors}) == 3
+    (legend,) = fig.legends
+    assert [text.get_text() for text in legend.get_texts()] == expected
+    table = list(run_architectures.make_rows(results))
+    assert [row["weights"] for row in table] == ["pretrained"] * 15 + ["init"] * 15
+    (row,) = (
+        row
+        for row in table
+        if (row["weights"], row["variant"], row["layer"]) == ("init", "SAN+skip", 1)
+    )
+    values = curves["init"]["SAN+skip", "published"][:, :, 1]
+    assert (row["model"], row["reading"], row["examples"]) == ("bert", "published", 6)
+    assert_close([row["mean"], row["std"]], [values.mean(), values.std()])

@@ -205,6 +205,9 @@ def test_claims_are_of_the_width_that_they_name(unsorted_results):
 
 def test_curves_of_the_figures_are_those_of_the_arrays(unsorted_results):
     results, options = unsorted_results
+    for arrays in results["random"].values():
+        for name in ("query_gradient", "score_gradient"):
+            arrays[f"median_{name}"] *= np.array([[1.0], [6.0], [2.0]])
     axes = forms.random_figure(results, options).axes
     names = ["variance", "entropy", "largest_weight", "saturated", "query_gradient"]
     names += ["score_gradient"]
@@ -218,6 +221,10 @@ def test_curves_of_the_figures_are_those_of_the_arrays(unsorted_results):
             mean = logs.mean(axis=0)
             mean = np.exp(mean) if name == "variance" or "grad" in name else mean
             assert_close(line.get_ydata(), mean, rtol=1e-6)
+            if "gradient" in name:
+                medians = np.median(arrays[f"median_{name}"], axis=0)
+                dashed = [a for a in lines if a.get_linestyle() == "--"]
+                assert any(np.allclose(a.get_ydata(), medians) for a in dashed)
     fig = forms.trained_figure(results)
     accuracy, _ = fig.axes
     assert [t.get_text() for t in accuracy.get_xticklabels()] == ["2", "8"]
@@ -231,6 +238,12 @@ def test_curves_of_the_figures_are_those_of_the_arrays(unsorted_results):
                 if len(line.get_xdata()) == 3 and abs(line.get_xdata()[0] - x) < 1e-9
             ]
             assert_close(points, [values[:, place]])
+            bars = [
+                line.get_ydata()
+                for line in accuracy.lines
+                if len(line.get_xdata()) == 2 and abs(np.mean(line.get_xdata()) - x) < 1e-9
+            ]
+            assert_close(bars, [[values[:, place].mean()] * 2])
     assert "dot product" in describe(fig)
 
 

@@ -6,6 +6,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from scipy.stats import fisher_exact
 
 from experiments import run_circle
 from experiments.circle import walks
@@ -321,3 +322,52 @@ def test_the_finding_counts_the_seeds_that_fall():
         "(width 32)."
     )
     assert run_circle.make_finding(make_results({"base, d=32": 9})) is None
+
+
+def test_counts_stand_beside_those_of_the_published_code_at_its_widths():
+    """Every other network follows a law of order 1 but pure attention and its MLP."""
+    counts = {"base, d=32": 5, "base, d=8": 5, "attention+mlp, d=32": 5, "attention+skip, d=32": 5}
+    results = make_results(counts, 12)
+    by_case = {name: list_comparisons({name: results[name]}) for name in counts}
+    total = "5 of 12"
+    published = walks.PUBLISHED_FELL["base", 32]
+    p = fisher_exact([[5, 7], [published, walks.PUBLISHED_SEEDS - published]]).pvalue
+    measured = by_case["base, d=32"]["seeds that fell together"]
+    assert measured[:2] == (total, f"{published} of 8")
+    assert measured[2].endswith(f"seeds 1 to 8; Fisher's exact p = {p:.2g}")
+    for name in [*counts][1:]:
+        assert by_case[name]["seeds that fell together"] == (total, None, "")
+    orders = [lines["order p of d' ~ d^p, median"][1] for lines in by_case.values()]
+    assert orders == [1, 1, 3, 1]
+    both = ["seeds that fell together", "order p of d' ~ d^p, median"]
+    assert [*by_case["base, d=8"]] == both  # no heads of one sign to compare with
+    same = make_results({"base, d=8": 5}, 12)
+    same["base, d=8"]["head_gap"][:] = 0.1
+    assert [*list_comparisons(same)] == both
+    same = make_results({"base, d=8": 0}, 12)
+    same["base, d=8"]["head_gap"][:3] = 0.1
+    assert [*list_comparisons(same)] == both[:1]  # none fell
+
+
+def test_the_finding_is_of_the_first_width():
+    cases = make_results({"attention, d=8": 7, "attention+mlp, d=8": 3, "attention, d=4": 1})
+    sentence = run_circle.make_finding(cases).sentence
+    assert sentence.endswith("in 7 of 64 seeds, with an MLP in 3 (width 8).")
+
+
+def test_two_walks_need_four_points_of_two_coordinates():
+    for flags, message in (
+        (["--n_train_data=3"], "n_train_data=3 points are too few for two walks"),
+        (["--num_labels=3"], "num_labels=3 is not 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run_circle.make_cases(parsed(run_circle, *flags))
+    assert [*run_circle.make_cases(parsed(run_circle, "--n_train_data=4"))] == ["base, d=32"]
+
+
+def test_a_walk_has_as_many_points_as_are_evaluated(monkeypatch):
+    monkeypatch.setattr(run_circle, "train_networks", lambda *arguments: arguments)
+    options = parsed(run_circle, "--n_eval_data=7", "--n_train_data=9")
+    *arguments, measure = run_circle.measure(options, "cases", "folder")
+    assert arguments == [options, "cases", "folder"]
+    assert (measure.func, measure.args, measure.keywords) == (walks.measure_walk, (7,), {})

@@ -1,6 +1,10 @@
 """run_collapse at tiny size: what it measures, resume, devices, compilations, bad input."""
 
+from types import SimpleNamespace
+from typing import NamedTuple
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -147,3 +151,83 @@ def test_gains_of_mlps_are_those_that_the_norm_leaves():
     for norm, chosen in (("none", gains), ("post", [1.0]), ("sandwich", [1.0]), ("pre", [])):
         assert run_collapse.choose_gains(gains, norm) == chosen
     assert run_collapse.choose_gains([0.5], "post") == []
+
+
+class Log(NamedTuple):
+    """Stands in for the trace in logarithms: gains of both skips and of the MLPs."""
+
+    profile: jax.Array
+
+
+@pytest.mark.parametrize(
+    ("flags", "mlp_skip", "gains"),
+    [
+        ((), 0.0, [1.0, 4.0]),  # without norms MLPs are swept without their own skip
+        (("--norm_placement=post",), 0.0, [1.0]),
+        (("--san_mlp_skip",), 0.5, [1.0, 4.0]),
+        (("--norm_placement=pre",), 0.0, []),
+    ],
+)
+def test_each_variant_is_measured_with_its_skips_at_the_gain_of_the_point(
+    monkeypatch, flags, mlp_skip, gains
+):
+    """Networks of equal MLPs are one program; a skip that a network lacks has a gain of 0."""
+    arguments = (*SIZE, "--inputs=gaussian", "--dtype=bfloat16", "--mlp_gain=4,1", *flags)
+    options = parsed(run_collapse, *arguments)
+    setup = run_collapse.make_setup(options)
+    dtypes, measured_laws = set(), {}
+
+    def list_gains(params, x, config):
+        assert (params, x) == ("params", "x")
+        assert config.attention_skip and config.mlp_skip
+        skip = config.skip_gain
+        return jnp.stack([skip.attention, skip.mlp, config.branch_gain.mlp])
+
+    def measure_plain(params, x, config, dtype):
+        dtypes.add(dtype)
+        return {"plain": list_gains(params, x, config)}
+
+    def measure_laws(params, x, config, log):
+        measured_laws[len(measured_laws)] = config
+        return {"log": log.profile}
+
+    monkeypatch.setattr(run_collapse, "measure_plain", measure_plain)
+    monkeypatch.setattr(run_collapse, "measure_laws", measure_laws)
+    monkeypatch.setattr(
+        run_collapse, "logdomain", SimpleNamespace(log_trace=lambda *a: Log(list_gains(*a)))
+    )
+    results = run_collapse.measure_seed(options, setup, ("x", "params"), (2.0, 0.5))
+    expected = {
+        "san": (0.0, 0.0, 1.0),
+        "san_skip": (0.5, 0.0, 1.0),
+        "san_mlp": (0.0, mlp_skip, 1.0),
+        "transformer": (0.5, 0.5, 1.0),
+    }
+    for name in ("plain", "log"):
+        assert {v: tuple(np.asarray(a)) for v, a in results[name].items()} == expected
+    own_skip = float(bool(mlp_skip) or "post" in str(flags))
+    assert {g: tuple(np.asarray(a)) for g, a in results.pop("swept", {}).items()} == {
+        f"{gain:g}": (0.0, own_skip, gain) for gain in gains
+    }
+    assert [*results] == ["plain", "log"] and dtypes == {jnp.bfloat16}
+    assert [*measured_laws.values()] == [setup.networks[variant] for variant in results["log"]]
+
+
+def test_all_variants_have_the_same_drawn_weights():
+    """Those of a network with all norms and the MLP, whichever variant comes first."""
+    arguments = (*SIZE, "--inputs=gaussian", "--variants=san,san_mlp", "--bias_scale=0.5")
+    options = parsed(run_collapse, *arguments)
+    setup = run_collapse.make_setup(options)
+    key = jax.random.key(3)
+    drawn = jax.eval_shape(lambda: run_collapse.draw(options, setup, key, (2.0, 1.0)))
+    x, params = drawn
+    assert x.shape == (6, 8) and params.layers.mlp is not None
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_collapse.rc, "init", lambda *a: seen.append(a))
+        x, _ = run_collapse.draw(options, setup, key, (2.0, 1.0))
+    ((key_params, config, scale, bias_scale),) = seen
+    key_tokens, expected_key = jax.random.split(key)
+    assert (key_params, scale, bias_scale) == (expected_key, 2.0, 0.5)
+    assert config == rc.san_mlp(3, 2, 8, norm_placement="sandwich", norm="layer", init="lecun")
+    assert_close(x, initial_tokens.input_tokens(key_tokens, None, options))

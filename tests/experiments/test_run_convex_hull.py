@@ -10,6 +10,7 @@ from scipy.spatial import ConvexHull
 
 from experiments import run_convex_hull as convex_hull
 from tests.support.on_host import on_host
+from tests.support.runs import parsed
 
 
 def rational_hull(points) -> np.ndarray:
@@ -55,3 +56,12 @@ def test_hull_examples_are_labelled_before_the_shift_and_fill_the_square():
         row[ConvexHull(x).vertices] = 1
     assert (np.asarray(data.labels) == scipy_labels).mean() > 0.999
     assert 2.5 < np.asarray(data.inputs).mean(axis=1).std() < 4.5  # the shift of 3.3
+
+
+def test_a_point_is_on_the_hull_or_not():
+    with pytest.raises(ValueError, match="num_labels=3 is not 2"):
+        convex_hull.make_task(parsed(convex_hull, "--num_labels=3"))
+    with pytest.raises(ValueError, match="path_len=3 is larger than depth=2"):
+        convex_hull.make_task(parsed(convex_hull, "--depth=2", "--path_len=3"))
+    task = convex_hull.make_task(parsed(convex_hull, "--num_tokens=4", "--noffn2"))
+    assert task.title == "Convex hull of 4 points" and not task.recipe.config.embedding.hidden_layer

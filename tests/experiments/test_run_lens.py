@@ -40,6 +40,9 @@ def test_networks_and_texts_that_are_not_there_are_named(tmp_path):
         options = parsed(run_lens, *flags)
         with pytest.raises(FileNotFoundError, match=reason):
             run_lens.open_networks(options)
+    options = parsed(run_lens, "--untrained", "--lens_folder=x", "--max_tokens=17")
+    with pytest.raises(ValueError, match="--lens_folder needs --max_tokens=18 or more, not 17"):
+        run_lens.open_networks(options)
     for flag in ("--init=gpt5", "--networks=gpt5"):
         options = parsed(run_lens, "--untrained", flag)
         with pytest.raises(ValueError, match=f"{flag} is not one of"):
@@ -173,11 +176,13 @@ def test_texts_that_are_skipped_are_loaded_first(monkeypatch):
 
     def load_networks(options, num_texts):
         loaded.append(num_texts)
-        return [make_network()]
+        return [make_network("a"), make_network("b")]
 
     monkeypatch.setattr(run_lens, "load_networks", load_networks)
     monkeypatch.setattr(run_lens, "make_initialised", lambda name, options: f"init {name}")
-    flags = ("--num_texts=2", "--skip_texts=1", "--init=bert-base-cased")
-    opened, initialised = run_lens.open_networks(parsed(run_lens, *flags))
-    assert loaded == [3] and initialised == "init bert-base-cased"
-    np.testing.assert_array_equal(opened.inputs["x"], make_network().inputs["x"][1:])
+    flags = ("--num_texts=2", "--skip_texts=1", "--init=bert-base-cased,albert-base-v2")
+    first, second, *initialised = run_lens.open_networks(parsed(run_lens, *flags))
+    assert loaded == [3] and [first.label, second.label] == ["a", "b"]
+    assert initialised == ["init bert-base-cased", "init albert-base-v2"]
+    for opened in (first, second):
+        np.testing.assert_array_equal(opened.inputs["x"], make_network().inputs["x"][1:])

@@ -10,6 +10,7 @@ from experiments import run_lipschitz
 from experiments.trained.opened_networks import UNTRAINED, Network
 from experiments.trained.packages import PACKAGES
 from experiments.verdicts import STATEMENTS
+from tests.support.closeness import assert_close
 from tests.support.runs import check_mistake, parsed, result_of, rows, run
 
 
@@ -76,3 +77,58 @@ def test_every_number_of_tokens_is_measured_once_and_has_its_own_part(monkeypatc
     assert asked == [(f"{name}, {n} tokens", 3, name, n) for name in "ab" for n in (4, 8, 16)]
     assert results.tokens.values.tolist() == [4, 8, 16]
     assert results.network.values.tolist() == ["a", "b"]
+
+
+def test_texts_from_an_index_on_are_measured_with_or_without_a_mask(monkeypatch):
+    asked = []
+    monkeypatch.setattr(run_lipschitz.smoothness, "measure_texts", lambda *a: asked.append(a))
+    x, mask = np.arange(6).reshape(3, 2), np.ones((3, 2), bool)
+    for inputs in ({"x": x, "mask": mask}, {"x": x, "mask": None}):
+        run_lipschitz.measure_texts(Network("a", "source", inputs, None), 8, 1)
+        source, few, num_tokens = asked.pop()
+        assert (source, num_tokens) == ("source", 8)
+        np.testing.assert_array_equal(few["x"], x[1:])
+        assert few["mask"] is None if inputs["mask"] is None else len(few["mask"]) == 2
+
+
+def test_numbers_of_each_network_are_over_its_own_layers():
+    """Four networks of other depths: means over texts, then over the layers that there are."""
+    tokens, depths = [4, 8, 16], (2, 3, 3, 2)
+    networks = [Network(f"network {i}", None, {}, None) for i in range(4)]
+    powers = np.random.default_rng(0).uniform(0.1, 0.5, (4, 2, 3))
+    for index, depth in enumerate(depths):
+        powers[index, :, depth:] = np.nan
+    sizes = np.array(tokens)[:, None, None, None] ** powers * (1 + np.arange(4))[:, None, None]
+    axes = {"tokens": tokens, "network": [n.label for n in networks], "seed": [0, 1]}
+    axes |= {"layer": [1, 2, 3]}
+    results = xr.Dataset({"largest": ([*axes], sizes), "change": ([*axes], sizes / 100)}, axes)
+    results["power"] = ([*axes][1:], powers)
+    lines = list(run_lipschitz.compare_results(results, networks))
+    assert len(lines) == 4 * 7
+    claims = list(run_lipschitz.judge_claims(results, networks))
+    constants, (shares,) = (draw(results, networks).axes for draw in FIGURES)
+    for index, depth in enumerate(depths):
+        by_layer = powers[index, :, :depth].mean(axis=0)
+        size = sizes[:, index, :, :depth]
+        expected = [np.median(by_layer), by_layer.min(), by_layer.max()]
+        expected += [np.median(size[n].mean(axis=0)) for n in range(3)]
+        expected += [size.max() / 100]
+        numbers = [line.measured for line in lines[7 * index : 7 * index + 7]]
+        assert numbers == pytest.approx(expected)
+        medians = np.median(powers[index, :, :depth], axis=1)
+        assert claims[index].estimate == pytest.approx(np.median(medians))
+        line = shares.lines[index]
+        assert_close(line.get_xdata(), np.arange(1, depth + 1) / depth)
+        assert_close(line.get_ydata(), by_layer)
+        curves = constants[index].lines
+        geometric = np.exp(np.log(size).mean(axis=1))
+        for layer in range(depth):
+            assert_close(curves[layer].get_ydata(), geometric[:, layer])
+        start = np.median(geometric[0])
+        for line, power in zip(curves[depth:], (0.25, 0.5), strict=True):
+            assert_close(line.get_ydata(), start * (np.array(tokens) / 4) ** power)
+    labels = [ax.get_ylabel() for ax in constants[:4]]
+    assert labels == ["largest singular value", "", "", "largest singular value"]
+
+
+FIGURES = run_lipschitz.constants_figure, run_lipschitz.powers_figure

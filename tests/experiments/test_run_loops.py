@@ -59,6 +59,7 @@ def make_results(growth, cosines):
     for index in range(2):
         rms[0, index, 0] = 10 ** (growth[index] * np.arange(17) / 16 + noise)
         cosine[0, index, 0] = cosines[index] + noise
+        cosine[0, index, 0, :, 0] = -cosines[index]  # of the input, which says nothing
     data = {"rms": (tuple(axes), rms), "token_cosine": (tuple(axes), cosine)}
     return xr.Dataset(data, axes)
 
@@ -82,3 +83,15 @@ def test_without_both_gains_nothing_is_said():
     assert list(run_loops.judge_claims(results.sel(gain_power=[0.5]))) == []
     untied = results.assign_coords(tied=[False])
     assert list(run_loops.judge_claims(untied)) == []
+
+
+def test_the_figures_are_of_the_most_loops_in_any_order():
+    deep, shallow = make_results((2.0, 0.1), (0.9, 0.3)), make_results((1.0, 0.5), (0.2, 0.4))
+    parts = [shallow.assign_coords(depth=[4]), deep, shallow.assign_coords(depth=[2])]
+    results = xr.concat(parts, "depth")
+    for draw, name in ((run_loops.states_figure, "rms"), (run_loops.tokens_figure, "token_cosine")):
+        (ax,) = draw(results).axes
+        for line, power in zip(ax.lines, (0.5, 1.0), strict=True):
+            values = deep[name].sel(gain_power=power).squeeze().values
+            mean = np.exp(np.log(values).mean(axis=0)) if name == "rms" else values.mean(axis=0)
+            assert_close(line.get_ydata(), mean, rtol=1e-6)

@@ -1,11 +1,13 @@
 """Paths at initialisation: chains of attention by length, and how many paths there are."""
 
+import jax
 import numpy as np
 import pytest
 
+import rank_collapse as rc
 from experiments import run_path_chains
 from experiments.lab.experiment import read_run
-from tests.support.runs import result_of, rows, run, single_columns
+from tests.support.runs import parsed, result_of, rows, run, single_columns
 
 
 @pytest.mark.full
@@ -42,3 +44,33 @@ def test_seeds_that_overflow_are_named_and_kept_apart():
     assert starts == ["seed 0 is kept apart", "seed 2 is kept apart"]
     with pytest.raises(ValueError, match=r"^NaN or overflow"):
         run_path_chains.keep_finite_seeds({"sum_error": arrays["sum_error"][::2]}, lines.append)
+
+
+def test_chains_are_the_first_set_of_paths_and_estimates_the_first_paths_of_each(monkeypatch):
+    """Random numbers of the tokens, the weights, the chains and the sets are of four keys."""
+    flags = ("--depth=2", "--num_heads=2", "--d_model=4", "--num_tokens=4", "--num_repeats=3")
+    options = parsed(run_path_chains, *flags, "--num_paths=23", "--inputs=gaussian")
+    setup, asked = run_path_chains.make_setup(options), []
+
+    def sample_path_sets(key, lengths, repeats, most, depth, num_heads):
+        asked.append(([*lengths], repeats, most, depth, num_heads))
+        return jax.random.randint(key, (2, 3, 23, 2), 0, 1000)
+
+    monkeypatch.setattr(run_path_chains.rc.paths, "sample_path_sets", sample_path_sets)
+    key = jax.random.key(5)
+    _, key_params, *keys = jax.random.split(key, 4)
+    _, params, paths, sets = run_path_chains.draw(options, setup, key)
+    chains, drawn = (jax.random.randint(k, (2, 3, 23, 2), 0, 1000) for k in keys)
+    assert asked[0] == ([1, 2], 3, 23, 2, 2)
+    np.testing.assert_array_equal(paths, chains[:, 0])
+    np.testing.assert_array_equal(sets, drawn[:, :, :20])
+    expected = rc.init(key_params, setup.config, options.weight_scale, options.bias_scale)
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    fewer = parsed(run_path_chains, *flags, "--num_paths=4", "--inputs=gaussian")
+    monkeypatch.setattr(
+        run_path_chains.rc.paths,
+        "sample_path_sets",
+        lambda key, lengths, repeats, most, *_: jax.random.randint(key, (2, 3, most, 2), 0, 9),
+    )
+    *_, paths, sets = run_path_chains.draw(fewer, setup, key)
+    assert paths.shape == (2, 4, 2) and sets.shape == (2, 3, 20, 2)

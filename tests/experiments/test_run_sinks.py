@@ -12,6 +12,7 @@ import rank_collapse as rc
 from experiments import run_sinks
 from experiments.trained.opened_networks import Network, make_untrained
 from rank_collapse import pretrained
+from tests.support.closeness import assert_close
 from tests.support.runs import parsed
 
 
@@ -157,3 +158,111 @@ def test_layers_of_a_shallow_network_are_followed_by_gaps():
     np.testing.assert_array_equal(padded[:, :3], values)
     assert np.isnan(padded[:, 3:]).all() and padded.shape == (2, 5)
     np.testing.assert_array_equal(run_sinks.pad_layers(values[0], 5), values[0])  # one a text
+
+
+def test_trained_weights_are_those_of_the_folder_and_random_ones_of_their_shape(monkeypatch):
+    """The head that predicts the next token is that of the weights."""
+    options = parsed(run_sinks, "--untrained", "--num_texts=2", "--max_tokens=8", "--start=1")
+    network = make_untrained("llama", options)._replace(folder="here")
+    network = network._replace(
+        source=SimpleNamespace(
+            config=network.source.config, settings="settings", unembedding="head of the folder"
+        )
+    )
+    measured, heads = [], []
+
+    def measure_texts(params, config, replaced, texts):
+        measured.append(params)
+        return {"output": texts[0][..., None]}
+
+    def token_losses(unembedding, output, targets, counted):
+        heads.append(unembedding)
+        return jnp.zeros((2, 1)), counted
+
+    library = run_sinks.pretrained
+    monkeypatch.setattr(run_sinks, "measure_texts", measure_texts)
+    monkeypatch.setattr(library, "load", lambda folder: ("config", f"weights of {folder}"))
+    monkeypatch.setattr(library, "random_like", lambda settings, key: ("config", settings))
+    monkeypatch.setattr(
+        library, "open_random", lambda settings, key: SimpleNamespace(unembedding="random head")
+    )
+    monkeypatch.setattr(library, "token_losses", token_losses)
+    for weights in ("trained", "random"):
+        run_sinks.measure_network(options, network, weights, 0)
+    assert measured == ["weights of here"] * 2 + ["settings"] * 2  # as it is, and changed
+    assert heads == ["head of the folder"] * 2 + ["random head"] * 2
+
+
+def test_every_network_is_measured_with_both_weights_and_padded_to_the_deepest(monkeypatch):
+    networks = [
+        Network(label, SimpleNamespace(config=SimpleNamespace(depth=depth)), {"x": [0] * 2}, None)
+        for label, depth in (("shallow", 1), ("deep", 3))
+    ]
+    asked, logged = [], []
+
+    def extend_part(folder, part, count, measure):
+        asked.append((part, count))
+        return measure(0)
+
+    def measure_network(options, network, weights, first_text):
+        layers = network.source.config.depth + 1
+        value = 10.0 * (network.label == "deep") + (weights == "random")
+        return {"spread": np.full((2, layers), value), "loss": np.full(2, value + 0.5)}
+
+    monkeypatch.setattr(run_sinks, "extend_part", extend_part)
+    monkeypatch.setattr(run_sinks, "measure_network", measure_network)
+    folder = SimpleNamespace(log=logged.append)
+    results = run_sinks.measure(SimpleNamespace(), networks, folder)
+    names = [f"{n}, {w} weights" for n in ("shallow", "deep") for w in ("trained", "random")]
+    assert asked == [(name, 2) for name in names] and results.layer.values.tolist() == [0, 1, 2, 3]
+    for name, value, layers in zip(names, (0, 1, 10, 11), (2, 2, 4, 4), strict=True):
+        network = results.sel(network=name)
+        spread = network.spread.transpose("seed", "layer").values
+        np.testing.assert_array_equal(spread, [[value] * layers + [np.nan] * (4 - layers)] * 2)
+        assert network.loss.values.tolist() == [value + 0.5] * 2
+
+
+def test_statements_are_of_trained_weights_at_the_points_that_were_measured():
+    """Changes are paired by text; a network whose deepest layers are gaps counts by its last."""
+    labels = [f"{n}, {w} weights" for n in ("a", "b") for w in ("trained", "random")]
+    axes = {"start": [0.0, 0.4], "how": ["hidden", "dropped", "thinned"]}
+    axes |= {"key": ["first", "random"], "network": labels, "seed": [0, 1, 2], "layer": [0, 1, 2]}
+    shape = [len(values) for values in axes.values()]
+    rng = np.random.default_rng(0)
+    names = ("token_cosine", "whole_token_cosine", "spread", "whole_spread")
+    results = xr.Dataset({n: ([*axes], rng.normal(size=shape)) for n in names}, axes)
+    is_there = (results.layer < 2) | ~results.network.isin(labels[:2])
+    results = results.where(is_there).transpose(*axes)
+    networks = [SimpleNamespace(label=label) for label in "ab"]
+    points = {
+        "sinks mix": ("token_cosine", 0.4, "hidden", "first"),
+        "sinks spread": ("spread", 0.4, "hidden", "first"),
+        "sinks drop": ("token_cosine", 0.4, "dropped", "first"),
+        "sinks drop spread": ("spread", 0.4, "dropped", "first"),
+        "sinks thin": ("token_cosine", 0.4, "thinned", "first"),
+        "sinks thin spread": ("spread", 0.4, "thinned", "first"),
+        "sinks move": ("token_cosine", 0.0, "hidden", "first"),
+        "sinks control": ("token_cosine", 0.4, "hidden", "random"),
+    }
+    rows = list(run_sinks.judge_claims(results, networks))
+    assert [(r.setting, r.key) for r in rows] == [(n, key) for n in "ab" for key in points]
+    for row in rows:
+        name, start, how, key = points[row.key]
+        point = {"start": start, "how": how, "key": key, "layer": 1 + (row.setting == "b")}
+        chosen = results.sel(point, drop=True).sel(network=f"{row.setting}, trained weights")
+        change = (chosen[name] - chosen[f"whole_{name}"]).values
+        if row.note:  # of shares, and of medians
+            assert f" {change.min():.3g} to {change.max():.3g}" in row.note, row
+        else:
+            assert row.estimate == pytest.approx(change.mean())
+    few = results.sel(how=["dropped"], key=["first"])
+    keys = [row.key for row in run_sinks.judge_claims(few, networks[:1])]
+    assert keys == ["sinks drop", "sinks drop spread"]
+    assert not list(run_sinks.judge_claims(results.sel(start=[0.0], key=["random"]), networks))
+    drawn = run_sinks.cosine_figure(results.sel(how=["hidden"], start=[0.4]))
+    curves = {line.get_label(): line.get_ydata() for line in drawn.axes[2].lines}
+    assert [*curves] == ["hidden from 0.4 L on", "as it is"]
+    b = results.sel(key="first", how="hidden", start=0.4, network=labels[2])
+    assert_close(curves["hidden from 0.4 L on"], b.token_cosine.mean("seed"))
+    assert_close(curves["as it is"], b.whole_token_cosine.mean("seed"))
+    assert run_sinks.cosine_figure(results.sel(key=["random"])) is None

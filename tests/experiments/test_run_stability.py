@@ -10,6 +10,7 @@ import rank_collapse as rc
 from experiments import run_stability
 from experiments.stability import design_measures
 from experiments.stability.padded_designs import Case, base_config, make_configs
+from experiments.train.weight_matrices import get_weight_matrices
 from tests.support.closeness import assert_close
 from tests.support.runs import parsed, result_of, rows, run
 
@@ -83,6 +84,15 @@ def test_omega_is_profiled_on_the_seeds_own_batch():
     sample = jax.jit(lambda key: design_measures.draw(options, key, first))(jax.random.key(0))
     params, batch = sample["params"], sample["batch"]
     assert batch.shape == (design_measures.NUM_PROFILED, 6, 8)
+    x, direction = sample["x"], sample["direction"]
+    assert x.shape == sample["target"].shape == (6, 8)
+    for states in (x, batch):  # each of its own, as a norm leaves them
+        assert_close(np.mean(states, axis=-1), 0, atol=1e-5)
+        assert_close(np.var(states, axis=-1), 1, atol=1e-3)
+    assert len({np.asarray(states).tobytes() for states in (x, *batch)}) == 9
+    matrices = get_weight_matrices(params)
+    assert jax.tree.structure(direction) == jax.tree.structure(matrices)
+    assert all(jax.tree.leaves(jax.tree.map(lambda a, b: np.all(a != b), matrices, direction)))
     profiled = jax.jit(design_measures.profile_omega)
     skip_gains = [profiled(params, batch, config).skip_gain for config in configs.values()]
     short_config = rc.design(base_config(options, 2), "admin", learned=False)
@@ -121,3 +131,66 @@ def test_a_statement_of_theorem_2_is_decided_by_what_the_theorem_is_about():
         estimates[name] = first.estimate
     assert estimates["equal"] == pytest.approx(2) and estimates["like Pre-LN's"] == pytest.approx(1)
     assert estimates["growing"] > 3
+
+
+def make_measures(depths, exponents, design):
+    """Makes measures of three seeds that are powers of N, by the exponent of each."""
+    return {
+        Case(design, depth, 2 * depth): {
+            name: np.full(3, float(2 * depth) ** exponent) for name, exponent in exponents.items()
+        }
+        | {"shares": np.full((3, 2 * depth), 0.5)}
+        for depth in depths
+    }
+
+
+def test_each_statement_reads_its_own_change_of_the_output():
+    """DeepNorm has a statement about steps of gradient descent, and a design without a law has none
+    about shares; gradient steps are compared with random ones."""
+    exponents = {"change.random": 2.0, "change.gradient": 2.5, "change.sgd": 1.0}
+    exponents |= {"expected_change": 1.75, "gradient_bound": 2.25}
+    rows = {
+        design: list(run_stability.judge_claims(make_measures((24, 3, 6, 12), exponents, design)))
+        for design in ("deepnorm", "post", "none of them")
+    }
+    keys = {design: [row.key for row in listed] for design, listed in rows.items()}
+    both = ["independent updates", "gradient steps"]
+    assert keys == {
+        "deepnorm": [both[0], "deepnorm", both[1]],
+        "post": [run_stability.LAW_OF["post"], *both],
+        "none of them": both,
+    }
+    random, sgd, gradient = rows["deepnorm"]
+    assert random.estimate > 2.5 and sgd.estimate == pytest.approx(2)
+    assert gradient.estimate == pytest.approx(0.5)
+    assert "exponent 2.00; the one law expects 1.75" in random.note
+    assert sgd.note.endswith("exponent 1.00")
+    low, high = 6**0.25, 48**0.25  # of the least and largest N
+    assert f"exponent 2.50, {low:.3g} to {high:.3g} times the bound" in gradient.note
+    assert "Σ β_ii² with the exponent 1.00" in rows["post"][0].note
+
+
+def test_the_deepest_network_is_compared_with_the_law_where_it_is_visible():
+    """Post-LN and Pre-LN are compared with each other at their shallowest, where both are there."""
+    apart = np.array([[0.5, 0.2, 1e-12], [0.5, 0.8, 1e-3]])
+    law = np.log([[0.5, 0.2, 0.1], [0.25, 0.2, 0.1]])
+    shallow = {"apart": np.ones((2, 2)), "shares": np.array([[0.5, 0.25], [0.5, 0.75]])}
+    deep = {"apart": apart, "expected_log_apart": law, "shares": np.ones((2, 4))}
+    results = {
+        Case(name, depth, 2 * depth): measures
+        for name in ("pre", "post")
+        for depth, measures in ((2, deep), (1, shallow))
+    }
+    lines = list(run_stability.compare_results(results))
+    mean, largest, single = lines[:3]
+    assert mean.quantity == "Pre-LN: 1 − token cosine after 1 layers"  # at 2 all is rounding
+    assert mean.measured == pytest.approx(0.4) and mean.published == pytest.approx(0.2)
+    assert largest.measured == pytest.approx(2) and largest.note.endswith(
+        "all layers to 1; at layer 1"
+    )
+    assert single.measured == pytest.approx(4)
+    assert single.note == "of 2 networks; the least of a network is 1"
+    assert len(lines) == 7 and lines[6].measured == "0.500, 0.500"
+    assert lines[6].note == "Liu et al. 2020; 1 layers"
+    only_pre = {case: values for case, values in results.items() if case.design == "pre"}
+    assert len(list(run_stability.compare_results(only_pre))) == 3

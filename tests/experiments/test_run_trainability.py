@@ -15,7 +15,7 @@ from experiments.train import design_cells, train_networks
 from experiments.verdicts.claims import judge_rows
 from experiments.verdicts.share_intervals import wilson_interval
 from experiments.verdicts.statements import STATEMENTS
-from rank_collapse.report.wording import words
+from rank_collapse.report.wording import power_of_ten, words
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.recipe import Hyper, Recipe, run_config
 from rank_collapse.training.tasks.examples import Examples
@@ -191,7 +191,7 @@ def make_cell(design, depth, accuracy, warmup=0, seeds=8):
         design_cells.Cell(depth, design, 1e-3, warmup, 32): {
             "failed": np.zeros(seeds, bool),
             "losses": np.ones((seeds, 1)),
-            "accuracy": accuracy + 0.01 * np.sin(np.arange(seeds))[:, None] * np.ones(2),
+            "accuracy": accuracy + np.outer(0.01 * np.sin(np.arange(seeds)), [1, 1]) - [0.05, 0],
             "residual_ratio": states,
             "token_cosine": states,
             "gradients": np.ones((seeds, 2, len(design_cells.GRADIENTS), depth)),
@@ -277,6 +277,24 @@ def test_the_finding_names_admin_too():
     sentence = binary.make_finding(make_cells()).sentence
     assert "Post-LN learns nothing in 1 of 3 seeds" in sentence
     assert "Admin learns nothing in 1 of 3 seeds" in sentence
+
+
+def test_the_finding_is_of_the_deepest_networks_and_the_shortest_warm_up():
+    """Designs without a place in the paper's table are left out; equal tokens have a ratio of 0."""
+    cells = make_cell("post", 6, 0.5, 30) | make_cell("post", 12, 0.5, 100)
+    cells |= make_cell("deepnorm", 12, 0.5, 30) | make_cell("pre", 12, 0.5, 30)
+    collapsed = make_cell("admin", 12, 0.5, 30, seeds=5)
+    for results in collapsed.values():
+        results["failed"][:2] = True
+        results["residual_ratio"] = results["residual_ratio"] * [[[1.0]], [[1.0]], *[[[0.0]]] * 3]
+    finding = binary.make_finding(cells | collapsed)
+    assert finding.figure == "loss" and finding.sentence == (
+        "Trained with a warm-up of 30 steps, 12 layers of Pre-LN learns nothing in 0 of 8 seeds, "
+        f"with a residual ratio of {power_of_ten(-1)}; Admin learns nothing in 2 of 5 seeds, with "
+        "a residual ratio of 0 after training."
+    )
+    assert binary.make_finding(make_cell("deepnorm", 12, 0.5)) is None
+    assert "Trained without warm-up, " in binary.make_finding(make_cell("pre", 12, 0.5)).sentence
 
 
 def test_losses_and_shares_drawn_are_those_of_the_arrays():

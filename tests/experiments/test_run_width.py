@@ -10,7 +10,7 @@ from experiments import run_width
 from experiments.lab.experiment import read_run
 from rank_collapse.runs import metrics
 from tests.support.closeness import assert_close
-from tests.support.runs import SIZES, finished, result_of, rows
+from tests.support.runs import SIZES, finished, parsed, result_of, rows
 
 
 def test_the_deepest_is_set_beside_the_shallowest_in_any_order():
@@ -111,3 +111,18 @@ def test_losses_drawn_are_of_the_seeds_that_did_not_diverge():
     assert_close(loss.lines[0].get_ydata(), [6.0, 2.0])  # geometric means
     assert loss.lines[0].get_label() == "1 layer, width 8"
     assert_close(accuracy.lines[0].get_ydata(), [0.625])
+
+
+def test_widths_are_multiples_of_the_heads_nearest_in_parameters():
+    """A network of too many layers has one feature a head."""
+    flags, depths = ("--depth=2", "--d_model=8", "--width=2", "--num_labels=4"), (4, 1, 40)
+    options = parsed(run_width, *flags, "--seq_len=3", f"--depths={','.join(map(str, depths))}")
+    target = count_parameters(2, 8)
+    cases = run_width.make_cases(options)
+    assert [*cases] == [case.name for case in cases.values()] == [f"depth {d}" for d in depths]
+    for depth, case in zip(depths, cases.values(), strict=True):
+        best = min(range(2, 40, 2), key=lambda w, d=depth: abs(count_parameters(d, w) - target))
+        expected = {"depth": depth, "hidden_dim": best, "parameters": count_parameters(depth, best)}
+        assert run_width.describe_shape(case) == expected
+        assert case.recipe.config.ff_width == case.recipe.config.embedding.d_embed == best
+    assert best == 2

@@ -1,6 +1,8 @@
 """Models of run_architectures: their weights, inputs and names."""
 
 import json
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -87,6 +89,73 @@ def test_measured_weights_are_counted_and_stacked_by_model_kind_and_seed(monkeyp
             numbers = 100 * np.arange(first, first + (kind == "init") + 1) + i
             assert curves[pair].shape == (len(numbers), 3, 4)
             np.testing.assert_array_equal(curves[pair][:, 0, 0], numbers)
+
+
+def test_the_run_is_identified_by_each_model_its_inputs_and_its_files(tmp_path, monkeypatch):
+    """Files count by name, size and time of change, wherever the folder is; random weights have
+    none."""
+
+    def make_folder(name):
+        folder = tmp_path / name
+        folder.mkdir()
+        for index in range(3):
+            path = folder / f"{index}.bin"
+            path.write_bytes(bytes(index + 1))
+            os.utime(path, ns=(10**18 + index, 10**18 + index))
+        return folder
+
+    def open_weights(source):
+        paths = sorted(Path(source).iterdir())
+        entries = [SimpleNamespace(path=path) for path in [*paths, *paths]]
+        return SimpleNamespace(entries=dict(enumerate(entries)))
+
+    monkeypatch.setattr(published_models, "open_weights", open_weights)
+
+    def identify(folder, settings=(1, 1), tokens=(3, 3)):
+        models = [
+            Model("a", str(tmp_path / folder), {"size": settings[0]}, True, {"x": np.array([3])}),
+            Model("b", "random:b", {"size": settings[1]}, False, {"x": np.array([tokens[0]])}),
+            Model("c", "random:c", {"size": 1}, False, {"x": np.array([tokens[1]])}),
+        ]
+        return published_models.identity(models)
+
+    for name in ("usual", "moved", "longer", "later"):
+        make_folder(name)
+    usual = identify("usual")
+    assert identify("moved") == usual
+    path = tmp_path / "longer" / "2.bin"
+    path.write_bytes(bytes(9))
+    os.utime(path, ns=(10**18 + 2, 10**18 + 2))
+    os.utime(tmp_path / "later" / "1.bin", ns=(10**18, 10**18))
+    for other in (identify("longer"), identify("later"), identify("usual", settings=(1, 2))):
+        assert other["settings"] != usual["settings"] and other["inputs"] == usual["inputs"]
+    for tokens in ((4, 3), (3, 4)):
+        other = identify("usual", tokens=tokens)
+        assert other["inputs"] != usual["inputs"] and other["settings"] == usual["settings"]
+
+
+def test_names_of_the_hub_and_equal_names_make_labels(monkeypatch, tmp_path):
+    """A name of the hub stands for its folder; a network without a table of positions cuts no
+    text."""
+    path = tmp_path / "ids.txt"
+    path.write_text(" ".join(["1"] * 30) + "\n3 4\n")
+    asked = []
+
+    def hub_folder(name):
+        asked.append(name)
+        return GOLDEN / "xlnet"
+
+    monkeypatch.setattr(published_models, "hub_folder", hub_folder)
+    names = ("hf:someone/bert", GOLDEN / "bert", "hf:bert", f"random:{GOLDEN / 'bert'}")
+    models = published_models.make_models(
+        read_flags(f"--checkpoints={','.join(map(str, names))}", f"--token_ids={path}")
+    )
+    assert asked == ["hf:someone/bert", "hf:bert"]
+    assert [model.label for model in models] == ["bert", "bert+", "bert++", "bert+++"]
+    hub, folder = str(GOLDEN / "xlnet"), str(GOLDEN / "bert")
+    assert [model.source for model in models] == [hub, folder, hub, f"random:{folder}"]
+    assert [model.has_weights for model in models] == [True, True, True, False]
+    assert [model.inputs["x"].shape for model in models] == [(2, 30), (2, 20), (2, 30), (2, 20)]
 
 
 def test_texts_need_a_tokenizer_or_token_ids():

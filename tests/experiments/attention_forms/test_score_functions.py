@@ -10,6 +10,7 @@ import rank_collapse as rc
 from experiments.attention_forms import score_functions as measured
 from experiments.attention_forms.score_functions import score_variance
 from rank_collapse.network.attention import attention_scores
+from tests.support.closeness import assert_close
 
 
 def test_additive_against_sums_on_a_fine_grid():
@@ -62,6 +63,39 @@ def test_scores_of_many_draws_have_the_variance_of_the_law(d_k, options):
         error = values.std() / np.sqrt(draws)
         assert error < 0.06 * expected
         assert abs(values.mean() - expected) < 4 * error
+
+
+def test_dot_products_vary_by_their_width_unless_they_are_scaled():
+    """All of it within rows."""
+    for options, variance in (
+        ({}, 1),
+        ({"scale": False}, 7),
+        ({"temperature": 2.0}, 1 / 4),
+        ({"scale": False, "temperature": 2.0}, 7 / 4),
+    ):
+        assert score_variance(7, **options) == (variance, variance)
+    widths = (4, 9)
+    laws = {name: form.laws(widths) for name, form in measured.FORMS.items()}
+    for law in measured.LAWS:
+        assert_close(laws["dot"][law], widths)
+        assert_close(laws["scaled_dot"][law], [1, 1])
+        assert laws["additive"][law][0] == laws["additive"][law][1]
+    assert_close(laws["additive_matched"]["variance_within_rows_law"], widths)
+    assert np.all(laws["additive_matched"]["variance_law"] > widths)
+
+
+def test_draws_are_parts_of_one_array_over_the_root_of_the_width(monkeypatch):
+    """Values, their goal and additive scores have variance 1/d; queries and keys have 1."""
+    normals = np.arange(1.0, 1 + (3 * 5 + 4 + 1) * 4, dtype=np.float32).reshape(-1, 4)
+    monkeypatch.setattr(measured.jax.random, "normal", lambda key, shape: normals.reshape(shape))
+    q, k, goal, params = measured.draw(None, 4, 5)
+    assert_close(q, normals[:5])
+    assert_close(k, normals[5:10])
+    assert_close(goal, normals[10:15] / 2)
+    assert_close(params.w_v, normals[None, 15:19] / 2)
+    assert_close(params.v_score, normals[19:] / 2)
+    for weights in (params.w_q, params.w_k, params.w_o):
+        assert_close(weights, np.eye(4)[None])
 
 
 def test_gradients_are_those_of_the_definition_written_out(x64):

@@ -21,6 +21,7 @@ def test_circle_walks_step_by_step_on_the_two_halves():
     angle = 2 * np.pi / 1000
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     assert_close(data.labels, np.asarray(data.inputs) @ turn, atol=1e-6)
+    assert circle.make_examples(4).inputs.shape == (1, 2, 2)
     is_refused("num_points=3", circle.make_examples, 3)
 
 

@@ -159,6 +159,22 @@ def test_the_published_form_and_skips_with_mlps_have_rows():
     assert slow == pytest.approx([2.25])
     plain = judge_points(make_point("none", swept=curves, **variants))
     assert not any("published" in row.setting for row in plain)
+    other = {"2": curves["1"], "4": curves["2"]}  # nothing was published of these gains
+    keys = [row.key for row in judge_points(make_point("post", swept=other, **variants))]
+    assert keys.count("mlps stop") == keys.count("mlps slow") == 1
+    no_san = {name: variants[name] for name in ("san_mlp", "san_skip")}
+    keys = {row.key for row in judge_points(make_point("none", swept=curves, **no_san))}
+    assert keys == {"mlp rate", "skips stop", "mlps stop", "law of the fall"}
+
+
+def test_a_deeper_network_stands_beside_the_last_published_layer():
+    profile = -np.arange(15.0)[None]
+    deep = dict.fromkeys(("log10_residual", "log10_size", "plain_log10_residual"), profile)
+    points = make_point("post", san_skip=deep | {"ratio": np.full((1, 15), 0.25)})
+    first, *_ = compare_points(points)
+    curves = collapse_claims.published_curves(collapse_claims.PUBLISHED["bert-base-cased"], 12)
+    assert first.quantity.endswith("residual ratio after 14 layers")
+    assert first.published == curves["init"]["SAN+skip"][12]
 
 
 def test_layers_above_a_bound_are_counted_where_the_condition_holds():
@@ -181,6 +197,28 @@ def test_layers_above_a_bound_are_counted_where_the_condition_holds():
             if "above the bound with sums over heads" in c.quantity
         )
         assert check.measured == 2 * seeds * covered  # of two layers
+
+
+def test_layers_above_a_free_bound_are_counted_where_it_has_numbers():
+    """The bound of the paper's lemma is not free; an input is its own bound."""
+    bounds = dict.fromkeys(run_collapse.TIGHTNESS, np.full((2, 3), -1.0))
+    bounds["tightness_mean"] = np.array([[-1.0, np.nan, 0.5], [-1, -0.1, -0.1]])
+    bounds["tightness_diameter"] = np.array([[-1.0, 1, 1], [-1, 1, -1e-4]])
+    bounds["tightness_cubic_diameter"] = np.full((2, 3), np.nan)
+    bounds |= dict.fromkeys(
+        ("log10_published_bound", "log10_layer_bound", "log10_bound"), np.full((2, 3), 9.0)
+    )
+    san = make_variant([-8.0, -8.0]) | bounds | {"admissible": np.ones((2, 3))}
+    lines = {c.quantity: c for c in compare_points(make_point(san=san))}
+    (check,) = (c for q, c in lines.items() if "needs no condition" in q)
+    assert check.measured == 1 and check.published == 0  # a mean of 0 and 2 layers
+    medians = {q.partition(": ")[0]: c.measured for q, c in lines.items() if "median over" in q}
+    names = run_collapse.TIGHTNESS
+    expected = {"tightness_paper": -1.0, "tightness_diameter": np.mean([1.0, (1 - 1e-4) / 2])}
+    expected["tightness_mean"] = np.mean([0.5, -0.1])
+    for name, value in expected.items():
+        (measured,) = (m for text, m in medians.items() if names[name] in text)
+        assert measured == pytest.approx(value), name
 
 
 def test_where_mlps_begin_to_slow_the_collapse():

@@ -176,6 +176,42 @@ def test_float64_has_the_gain_of_each_seed_and_infinities_are_not_decided():
     np.testing.assert_array_equal(profiles[0], profile[0])
 
 
+def test_every_variant_is_decided_by_its_own_network(monkeypatch):
+    """The seeds are drawn once; a line says which seed of which variant is computed again."""
+    nan, laid_out, said, asked = np.nan, [], [], []
+    profiles = {"san": [[1, nan], [3, 4]], "san_skip": [[5, nan], [7, nan]]}
+    networks = {"san": rc.san(1, 2, 8), "san_skip": rc.san_skip(1, 2, 8)}
+
+    class Measured:
+        def __call__(self, chunk):
+            arrays = {variant: np.float32(values) for variant, values in profiles.items()}
+            return {"log10_residual": arrays, "ratio": dict.fromkeys(profiles, np.ones((2, 2)))}
+
+        def laid_out(self, chunk):
+            laid_out.append(chunk)
+            return (np.array([10.0, 20.0]), np.array([0.1, 0.2])), chunk.floats
+
+    def measure_in_float64(profile, params, x, config):
+        asked.append((profile[0], params, x, config))
+        return np.float32([profile[0], 100 * x + params])
+
+    monkeypatch.setattr(layer_residuals, "measure_in_float64", measure_in_float64)
+    progress = SimpleNamespace(time_activity=lambda text: said.append(text) or nullcontext())
+    chunk = Chunk(("a", "a"), (6, 9), None, (np.ones(2), np.array([0.25, 0.5])))
+    results = layer_residuals.measure_chunk(Measured(), chunk, networks, "post", progress)
+    san, skip = (results["log10_residual"][variant] for variant in profiles)
+    assert_close(san, [[1, 1000.1], [3, 4]], rtol=1e-6)
+    assert_close(skip, [[5, 1000.1], [7, 2000.2]], rtol=1e-6)
+    places = [("san", 0), ("san_skip", 0), ("san_skip", 1)]
+    for (_, _, _, config), (variant, row) in zip(asked, places, strict=True):
+        assert config == networks[variant].replace(skip_gain=chunk.floats[1][row])
+    assert said == [
+        f"{variant} (norm=post), seed {chunk.seeds[row]}: residuals in float64"
+        for variant, row in places
+    ]
+    assert len(laid_out) == 1
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_float64_is_taken_where_it_has_at_least_as_many_layers(monkeypatch, dtype):
     """+inf is an overflow of the logarithm, so no number; −inf is a residual of exactly 0."""
@@ -184,7 +220,7 @@ def test_float64_is_taken_where_it_has_at_least_as_many_layers(monkeypatch, dtyp
 
     def give(wide):
         def log_profile(params, x, config):
-            read.append((params.dtype, x.dtype, config))
+            read.append((jnp.asarray(params).dtype, jnp.asarray(x).dtype, config))
             return np.array(wide)
 
         monkeypatch.setattr(layer_residuals, "_log_profile", log_profile)
@@ -201,7 +237,7 @@ def test_float64_is_taken_where_it_has_at_least_as_many_layers(monkeypatch, dtyp
         values = give(wide)
         assert values.dtype == dtype
         np.testing.assert_array_equal(values, profile if dtype == np.float64 else expected)
-    assert read == [] if dtype == np.float64 else [(np.float64, np.float64, 7)] * 3
+    assert read == ([] if dtype == np.float64 else [(np.float64, np.float64, 7)] * 3)
 
 
 def test_gaps_are_named_by_variant_seed_layer_and_reason():

@@ -1,5 +1,7 @@
 """A flag in another notation, and a script run by its path, are answered with what to type."""
 
+import importlib.util
+import signal
 import subprocess
 import sys
 
@@ -73,3 +75,44 @@ def test_a_script_that_is_run_by_its_path_is_answered_with_the_command(script):
             f"in the folder {REPOSITORY} type: python -m {module} --depth=2 '--run_name=a b'\n"
         )
         assert process.stderr.endswith(expected) and process.stderr.count("\n") == 1
+
+
+def import_anew():
+    """Runs the code of the package `experiments` once more."""
+    path = REPOSITORY / "experiments" / "__init__.py"
+    exec(compile(path.read_text("utf-8"), str(path), "exec"), {})
+
+
+@pytest.mark.parametrize("absent", [(), ("flax",), ("absl", "tqdm")])
+def test_a_command_names_the_packages_that_it_lacks(absent, monkeypatch, capsys):
+    """Before anything is imported; as a library the package says nothing."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in absent else find(name)
+    )
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    import_anew()
+    monkeypatch.setattr(sys, "argv", ["-m"])
+    if absent:
+        with pytest.raises(SystemExit) as ended:
+            import_anew()
+        assert ended.value.code == 2
+    else:
+        import_anew()
+    message = "error: the experiments need `pip install -r requirements.txt`; not installed: "
+    assert capsys.readouterr().err == (f"{message}{', '.join(absent)}\n" if absent else "")
+
+
+@pytest.mark.parametrize("is_usual", [True, False])
+def test_a_signal_during_imports_ends_a_command_as_nohup_or_the_caller_has_it(
+    is_usual, monkeypatch
+):
+    """Python's handler gives way to the system's; one that ignores signals stays."""
+    handler, changed = signal.default_int_handler if is_usual else signal.SIG_IGN, []
+    monkeypatch.setattr(signal, "getsignal", lambda number: handler)
+    monkeypatch.setattr(signal, "signal", lambda *arguments: changed.append(arguments))
+    import_anew()
+    assert changed == []
+    monkeypatch.setattr(sys, "argv", ["-m"])
+    import_anew()
+    assert changed == ([(signal.SIGINT, signal.SIG_DFL)] if is_usual else [])

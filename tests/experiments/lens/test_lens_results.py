@@ -1,13 +1,16 @@
 """Results of run_lens: what cannot fail is not tested."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
 import xarray as xr
 
-from experiments.lens import influence, lens_results
+from experiments.lens import influence, lens_figures, lens_results
 from experiments.trained import opened_networks
 from rank_collapse import pretrained
+from rank_collapse.report import figures
 from tests.support.closeness import assert_close
 
 SETTINGS = opened_networks.UNTRAINED["llama"] | {"initializer_range": 0.5}
@@ -76,3 +79,95 @@ def test_a_mean_over_texts_leaves_out_those_without_a_number(missing):
     for line in lines:
         assert line.measured == present.mean()
         assert line.note.startswith("95 % ") == (len(present) > 1)
+
+
+def draw_results(labels, starts=(lens_results.EARLY,)):
+    """Draws results over two texts, without ranks."""
+    axes = {
+        "start": [*starts],
+        "network": [*labels],
+        "direction": [*influence.DIRECTIONS],
+        "position": [*influence.POSITIONS],
+        "seed": np.arange(2),
+    }
+    draw, shape = np.random.default_rng(0), [len(values) for values in axes.values()]
+    results = xr.Dataset(
+        {name: ([*axes], draw.uniform(size=shape)) for name in lens_results.SUMMARIES}, axes
+    )
+    lengths = draw.uniform(size=(*shape, 3))
+    for name in ("share", "size"):
+        for kind in influence.KINDS:
+            results[f"{name}_{kind}"] = ([*axes, "length"], lengths)
+    results["from_layer"] = (("start", "network", "seed"), 2 * np.ones((*shape[:2], 2)))
+    return results
+
+
+def test_the_finding_is_of_trained_networks_and_later_tokens():
+    """Means over texts, from the least to the largest of the networks."""
+    labels = ("a", "b", "drawn at init")
+    opened = [make_network(label, 8, is_initialised=" " in label) for label in labels]
+    results = draw_results(labels, (0.5, lens_results.EARLY))
+    finding = lens_results.make_finding(results, opened)
+    chosen = results.sel(start=lens_results.EARLY, network=["a", "b"], **lens_results.PLACE)
+
+    def order(name):
+        return [f"{value:.2f}" for value in np.sort(chosen[name].mean("seed").values)]
+
+    exact, frozen, cosine = map(order, ("mean_length_exact", "mean_length_frozen", "cosine"))
+    assert finding.figure == "cosine" and finding.sentence == (
+        "Of the influence on later tokens, parts of the exact Jacobian have mean lengths from "
+        f"{exact[0]} to {exact[1]} attentions in 2 networks, frozen ones from {frozen[0]} to "
+        f"{frozen[1]}. The cosine of the two sums is {cosine[0]} to {cosine[1]}."
+    )
+    assert lens_results.make_finding(results, opened[2:]) is None
+    assert lens_results.make_finding(results.sel(start=[0.5]), opened) is None
+
+
+def test_without_ranks_there_are_no_rows_lines_and_figure_of_them():
+    results, opened = draw_results(("a",)), [make_network("a", 8)]
+    table = list(lens_results.make_rows(results))
+    assert len(table) == 12 + 36 and not any("rank" in row or "distance" in row for row in table)
+    assert not any("rank" in c.quantity for c in lens_results.compare_results(results, opened))
+    assert lens_figures.ranks_figure(results, opened) is None
+
+
+def test_more_networks_than_colours_have_dashed_lines():
+    """Ranks over the width of each network, at the first start that has ranks."""
+    labels = [f"network {index}" for index in range(len(figures.COLORS) + 2)]
+    opened = [
+        opened_networks.Network(
+            label, SimpleNamespace(config=SimpleNamespace(d_model=index + 1)), {}, None
+        )
+        for index, label in enumerate(labels)
+    ]
+    results = draw_results(labels, (0.5, lens_results.EARLY))
+    values = np.full((2, len(labels), 2, 2), np.nan)
+    values[1] = np.arange(1, 3) * (np.arange(len(labels))[:, None, None] + 1)
+    results["rank"] = (("start", "network", "seed", "distance"), values)
+    (ax,) = lens_figures.ranks_figure(results.assign_coords(distance=[0, 4]), opened).axes
+    dashes = [line.get_linestyle() for line in ax.lines]
+    assert dashes == ["-"] * len(figures.COLORS) + ["--"] * 2
+    for line in ax.lines:
+        assert_close(line.get_xydata(), [[0, 1], [4, 2]])
+
+
+def test_directions_without_a_number_have_no_curve():
+    """Curves are by the layer of each start; the legend has each name once."""
+    opened = [make_network("a", 8), make_network("b", 8)]
+    results = draw_results(("a", "b"), (lens_results.EARLY, 0.5))
+    results["cosine"] = results.cosine.where(
+        (results.direction != "next") | (results.network == "b")
+    )
+    results["from_layer"] = results.from_layer * xr.DataArray([1, 2], {"start": results.start})
+    fig = lens_figures.cosine_figure(results, opened)
+    first, second = (
+        [line for line in ax.lines if len(line.get_xdata()) == 2][:-1] for ax in fig.axes
+    )
+    names = [f"{d}, {p}" for d in influence.DIRECTIONS for p in influence.POSITIONS]
+    assert [line.get_label() for line in second] == names
+    assert [line.get_label() for line in first] == names[:4]
+    assert [line.get_linestyle() for line in second] == ["--", "-"] * 3
+    expected = results.cosine.sel(network="a", direction="state", position="later").mean("seed")
+    assert_close(first[3].get_xydata(), np.stack([[2, 4], expected], axis=1))
+    (legend,) = fig.legends
+    assert [text.get_text() for text in legend.get_texts()] == names

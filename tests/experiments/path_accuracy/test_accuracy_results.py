@@ -185,6 +185,10 @@ def test_rows_name_lengths_not_places_where_sampled_paths_begin_later(least):
         mean = (by_length["truncated"][0, k] + by_length["truncated"][2, k]) / 2
         quantity = f"path length {k}: accuracy without longer paths"
         assert shown[quantity] == pytest.approx(mean)
+    sampled, _ = accuracy_figures.paths_figure(results, task).axes
+    for container, values in zip(sampled.containers, sets.values(), strict=True):
+        line = np.asarray(container.lines[0].get_ydata(), float)
+        assert_close(line[np.isfinite(line)], [average(values, k) for k in lengths])
     best = [max(lengths, key=lambda k, v=v: average(v, k)) for v in sets.values()]
     for dataset in (results, results.sel(path_length=[*lengths])):
         comparisons = accuracy_results.compare_results(dataset, task)

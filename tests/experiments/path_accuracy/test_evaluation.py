@@ -1,5 +1,7 @@
 """Sums over paths of a trained model: every value against numpy on the tokens that exist."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -139,3 +141,53 @@ def test_every_number_of_packed_texts_is_of_the_texts(monkeypatch, is_packed):
     assert {*results} == {*evaluation.BASELINES} | {
         *("whole", "whole_train", "sets", "exact", "tokens")
     }
+
+
+def test_sampled_paths_are_no_longer_than_the_network_is_deep():
+    lengths = [
+        evaluation.sampled_lengths(SimpleNamespace(path_len=least, depth=3)).tolist()
+        for least in (0, 2, 3)
+    ]
+    assert lengths == [[0, 1, 2, 3], [2, 3], [3]]
+    with pytest.raises(ValueError, match="path_len=4 is larger than depth=3"):
+        evaluation.sampled_lengths(SimpleNamespace(path_len=4, depth=3))
+
+
+@pytest.mark.parametrize("no_sub_path", [True, False])
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_sampled_sets_of_a_size_are_its_own_draws(monkeypatch, no_sub_path, batch_size):
+    """The flag's size beside the published ones. Smaller sets are padded by their first path, and
+    the padding is no member."""
+    held_out = Examples(jnp.arange(12.0).reshape(4, 3), None, jnp.ones((4, 3), bool))
+    options = SimpleNamespace(path_len=1, depth=2, n_paths=3, n_repeat=2, no_sub_path=no_sub_path)
+    config, asked = SimpleNamespace(depth=2, num_heads=5), []
+
+    def draw_paths(key, lengths, repeats, most, depth, num_heads):
+        assert [*lengths] == [1, 2] and (repeats, most, depth, num_heads) == (2, 20, 2, 5)
+        return jax.random.randint(key, (2, 2, 20, 2), 0, 9)
+
+    def path_set_logits(network, classifier, inputs, network_config, paths, **options):
+        keep = options.pop("keep")
+        assert (network, classifier, network_config) == ("network", "classifier", config)
+        assert paths.shape == (*keep.shape, 2) == (3 * 2, 2, 20, 2) and inputs.shape == (3,)
+        asked.append(options.pop("mask").shape)
+        assert options == {"semantics": "recomputed", "no_sub_path": no_sub_path}
+        members = jnp.sum(paths[..., 1] * jnp.where(keep, 1.0, 0.0078125), axis=-1)
+        return members[..., None, None] + jnp.stack([inputs, inputs + 0.5], axis=1)[None, None]
+
+    monkeypatch.setattr(evaluation, "sample_path_sets", draw_paths)
+    monkeypatch.setattr(evaluation, "path_set_logits", path_set_logits)
+    metrics = {"mean": lambda z, e: z.mean(), "last": lambda z, e: z[-1, 0, 1]}
+    recipe = SimpleNamespace(config=config)
+    task = SimpleNamespace(recipe=recipe, options=options, metrics=metrics, batch_size=batch_size)
+    model, key = SimpleNamespace(network="network", classifier="classifier"), jax.random.key(3)
+    results = evaluation.evaluate_samples(task, model, held_out, key)
+    assert asked == [(3,)] and [*results] == ["3", "5", "20"]
+    for size in (3, 5, 20):
+        paths = np.asarray(draw_paths(jax.random.fold_in(key, size), (1, 2), 2, 20, 2, 5), float)[
+            ..., 1
+        ]
+        members = paths[..., :size].sum(axis=-1) + (20 - size) * paths[..., 0] / 128
+        measured = results[str(size)]
+        assert_close(measured["mean"], members + np.arange(12).mean() + 0.25, rtol=1e-6)
+        assert_close(measured["last"], members + 9.5, rtol=1e-6)

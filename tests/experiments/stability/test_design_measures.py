@@ -9,9 +9,11 @@ import pytest
 
 import rank_collapse as rc
 from experiments.stability import design_measures
+from experiments.stability.padded_designs import Case
 from experiments.train.weight_matrices import get_weight_matrices, replace_weight_matrices
 from rank_collapse.network.measured import updates
 from tests.oracles import draws
+from tests.support.closeness import assert_close
 
 
 def small_network():
@@ -153,3 +155,93 @@ def test_the_output_is_normalised_as_the_network_normalises(eps):
     centred = x - x.mean(axis=1, keepdims=True)
     expected = centred / np.sqrt(x.var(axis=1, keepdims=True) + eps)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_one_minus_the_cosine_is_the_mean_over_pairs_of_tokens():
+    x = np.random.default_rng(0).normal(size=(5, 3)) + 1
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    pairs = [1 - unit[i] @ unit[j] for i in range(5) for j in range(i)]
+    assert_close(design_measures.one_minus_cosine(jnp.asarray(x)), np.mean(pairs), rtol=1e-5)
+
+
+def test_measures_of_a_network_stand_beside_the_laws_of_the_same_name(monkeypatch):
+    """The law's change of the output is that after the last layer."""
+    hidden = jnp.asarray(np.random.default_rng(1).normal(size=(3, 4, 2)))
+    trace = SimpleNamespace(hidden=hidden)
+    law = SimpleNamespace(
+        shares="law shares", log_one_minus_cosine="law cosine", output_change=[1, 2, 3]
+    )
+    calls = {}
+
+    def branch_shares(*arguments):
+        calls["shares"] = arguments
+        return "shares"
+
+    def output_changes(*arguments):
+        calls["changes"] = arguments
+        return "changes"
+
+    monkeypatch.setattr(design_measures.dependency, "branch_shares", branch_shares)
+    monkeypatch.setattr(design_measures, "output_changes", output_changes)
+    monkeypatch.setattr(design_measures, "normalised_output", lambda trace, config: "output")
+    results = design_measures.measure_network("params", "x", "config", trace, law, "moves", 0.25)
+    assert calls["shares"] == ("params", trace, "config")
+    assert calls["changes"] == ("params", "x", "config", "output", "moves", 0.25)
+    apart = results.pop("apart")
+    assert_close(apart, [design_measures.one_minus_cosine(states) for states in hidden])
+    assert results == {
+        "shares": "shares",
+        "expected_shares": "law shares",
+        "expected_log_apart": "law cosine",
+        "change": "changes",
+        "expected_change": 3,
+    }
+
+
+def test_networks_of_a_program_are_measured_together_and_cut_to_their_depth(monkeypatch):
+    """Only a program with gains that are not profiled yet (NaN) profiles them."""
+    cases = {Case("post", 2, 4): 1.0, Case("admin", 4, 8): np.nan, Case("pre", 2, 4): 1.0}
+    configs = {case: SimpleNamespace(gain=gain) for case, gain in cases.items()}
+    groups, said = [[*cases][:2], [*cases][2:]], []
+
+    class Cells:
+        def __init__(self, options, folder, name, total):
+            assert (name, total) == ("stability", 2 * 3)
+            self.progress = SimpleNamespace(say=said.append)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def measure(self, function, make_cells):
+            assert function.func is design_measures.measure_seed
+            cells = make_cells(SimpleNamespace(update_size=0.25))
+            return {
+                name: {
+                    "apart": np.tile(np.arange(5.0), (2, 1)),
+                    "change/random": np.full(2, config.gain),
+                    "profiled": np.full(2, function.args[1]),
+                    "size": np.full(2, size),
+                }
+                for name, (config, size) in cells.items()
+            }
+
+    monkeypatch.setattr(design_measures, "Executor", Cells)
+    monkeypatch.setattr(
+        design_measures,
+        "group_by_program",
+        lambda by_name: [{case.name: by_name[case.name] for case in group} for group in groups],
+    )
+    monkeypatch.setattr(
+        design_measures.jax.tree, "leaves", lambda tree: [np.array(c.gain) for c in tree]
+    )
+    results = design_measures.measure_all(SimpleNamespace(num_seeds=2), configs, None)
+    assert [*results] == [case for case in cases if case.design != "admin"]
+    assert len(said) == 1 and said[0].startswith("--designs=admin at depth 4")
+    for case, is_profiled in zip(results, (True, False), strict=True):
+        measures = results[case]
+        assert measures["apart"].tolist() == [[0, 1, 2]] * 2
+        assert measures["size"].tolist() == [0.25] * 2
+        assert measures["profiled"].tolist() == [is_profiled] * 2

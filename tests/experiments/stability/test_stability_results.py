@@ -31,3 +31,24 @@ def test_a_change_of_zero_has_an_exponent_and_designs_are_shallow_first():
         "pre": [2, 4],
         "post": [2, 4],
     }
+
+
+def test_rows_are_by_layer_and_numbers_of_a_network_in_its_last():
+    """Numbers of branches of two a layer have no column; those of layers begin with the first."""
+    measures = {
+        "apart": np.arange(6.0).reshape(2, 3),
+        "growth": 10.0 + np.arange(4).reshape(2, 2),
+        "shares": np.arange(8.0).reshape(2, 4),
+        "change.sgd": np.array([0.5, 0.25]),
+    }
+    table = list(stability_results.make_rows({Case("pre", 2, 4): measures}))
+    columns = [(r["seed"], r["layer"], r["apart"], r["growth"], r["change.sgd"]) for r in table]
+    assert columns == [
+        (0, 0, "0", "", ""),
+        (0, 1, "1", "10", ""),
+        (0, 2, "2", "11", "0.5"),
+        (1, 0, "3", "", ""),
+        (1, 1, "4", "12", ""),
+        (1, 2, "5", "13", "0.25"),
+    ]
+    assert {(r["design"], r["depth"]) for r in table} == {("pre", 2)} and "shares" not in table[0]
