@@ -80,6 +80,45 @@ def test_a_pass_inside_of_torch_func_is_named(is_mapped):
     assert not watched.rows and "it ran inside of torch.func" in watched.describe()
 
 
+class Mapped(Attention):
+    """Attention of one example, mapped over examples."""
+
+    def __init__(self, is_fused):
+        super().__init__()
+        self.is_fused = is_fused
+
+    def forward(self, x, mask=None):
+        maps = self.q, self.k, self.v
+
+        def attend(x):
+            q, k, v = (part(x).unflatten(-1, (H, -1)).transpose(0, 1) for part in maps)
+            if self.is_fused:
+                y = F.scaled_dot_product_attention(q, k, v)
+            else:
+                p = (q @ k.mT * (D // H) ** -0.5).softmax(-1)
+                y = F.dropout(p, 0.0) @ v
+            return self.o(y.transpose(0, 1).flatten(-2))
+
+        return torch.vmap(attend)(x)
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_layer_inside_of_torch_func_has_a_reason(is_fused):
+    """It is not measured; the layers around it are, and a softmax of no attention is no layer."""
+    gates = torch.vmap(lambda x: torch.softmax(x, -1).sum())
+
+    def add_gated(self, x, mask):
+        gates(x)
+        return add_in_turn(self, x, mask)
+
+    torch.manual_seed(5)
+    model = Stack(add_gated, Attention(), Mapped(is_fused), Attention())
+    row, watched = watch_step(model, X)
+    described = watched.describe()
+    assert len(row["residual_ratio"]) == 2 and described.count("torch.func") == 1
+    assert "attentions.1: no layer: its attention ran inside of torch.func" in described
+
+
 def test_functions_that_change_tensors_in_place_by_name_or_in_lists():
     """Such functions are called by FSDP2 with mixed precision."""
 
