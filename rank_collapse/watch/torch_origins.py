@@ -78,7 +78,8 @@ class Origins(TagTable):
         if floats_in(outputs) and floats:
             self._derive_tags(function, (args, kwargs), floats, floats_in(outputs))
         if is_assignment or is_in_place(function):
-            self._see_write(args, is_assignment)
+            for target in tensors_in(args[0] if args else kwargs)[: None if args else 1]:
+                self._see_write(target, args, is_assignment)
         for output in outputs:
             if is_decided and not self.has(output):
                 self.record(output, Tag())
@@ -94,7 +95,7 @@ class Origins(TagTable):
         if function in SOFTMAX | EXPONENTIALS and outputs[0].ndim > 1:
             see_softmax(self, function, floats[0], outputs[0])
 
-    def _see_write(self, args, is_assignment):
+    def _see_write(self, target, args, is_assignment):
         """Records a write into a tensor by an index, or into a view of it.
 
         The numbers that follow the written values (of map outputs, or of query-key pairs) replace
@@ -102,10 +103,10 @@ class Origins(TagTable):
         of both.
 
         Args:
+            target: The tensor, or the view.
             args: Args of the call.
             is_assignment: Whether by an index.
         """
-        target = args[0]
         if is_assignment and isinstance(args[2], Tensor) and self.has(target) and self.has(args[2]):
 
             def write(numbers, name):

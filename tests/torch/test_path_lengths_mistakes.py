@@ -201,6 +201,23 @@ def test_wrong_uses_get_one_line(name, model, capfd):
     assert "\n" not in str(error.value) and not any(capfd.readouterr())
 
 
+def test_a_model_of_several_processes_is_refused(model, tmp_path):
+    """The message names the module inside, and that module is measured."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1
+    )
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        with pytest.raises(ValueError, match=r"DistributedDataParallel: .*, model\.module,"):
+            path_lengths(wrapped, hidden=HIDDEN, branches="module." + LAYERS)
+        lengths = path_lengths(wrapped.module, hidden=HIDDEN, branches=LAYERS)
+    finally:
+        torch.distributed.destroy_process_group()
+    sums = lengths.by_length.sum(0) + lengths.offset
+    expected = model(hidden=HIDDEN)[lengths.output_name].detach()
+    torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("hint", [True, False])
 def test_a_causal_mask_with_its_hint_is_measured(hint):
     """The cure that the message names: the split of the output is whole."""
