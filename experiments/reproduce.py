@@ -14,8 +14,9 @@ some settings, not in all settings, does not hold, not rejected, or open after N
 is one combination of flags that the statement is about. The answer follows from the rows below
 it, one row for each setting, with joint intervals; --verdicts prints the rows, too. With
 --until=decided the command adds seeds until all rows are decided. It does not compute finished
-experiments again. The exit code is 1 if an experiment failed. `python -m experiments.benchmark`
-measures the speed.
+experiments again. At the preset quick it saves figures as PNG alone, which is faster; with --pdf it
+saves each figure as PDF, too. The exit code is 1 if an experiment failed. `python -m
+experiments.benchmark` measures the speed.
 """
 
 import sys
@@ -34,7 +35,7 @@ from rank_collapse import runs
 
 EXPERIMENTS = list_experiments()  # in the order of the report
 
-FLAGS = cli.make_flags("reproduce", counts="")
+FLAGS = cli.make_flags("reproduce", pdf=None, counts="")
 FLAGS.define("enum", "preset", "quick", "Sizes of the experiments.", PRESETS)
 FLAGS.define(
     "boolean",

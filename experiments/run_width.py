@@ -12,6 +12,7 @@ to be right at any depth.
 
 import bisect
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping
 
@@ -91,6 +92,7 @@ def make_cases(options: Options) -> Cases:
     }
 
 
+@functools.lru_cache(maxsize=256)
 def num_parameters(recipe: Recipe) -> int:
     """Counts the parameters of a recipe's model, including embedding and classifier."""
     shapes = jax.eval_shape(lambda: init_model(jax.random.key(0), recipe))

@@ -222,3 +222,25 @@ def test_nested_outputs_are_found_by_name():
         "layer/__call__#1.1": (3, N, N),
     }
     assert any(v.shape == (3, N, D) for v in outputs.values())
+
+
+def test_arrays_are_named_by_their_place_and_nothing_else_is():
+    """One output has the name of its call, several have numbers; layers in natural order."""
+    one, two, three = (jnp.full(i, float(i)) for i in (1, 2, 3))
+    tree = {
+        "layer_10": {"__call__": (one,), "other": [two]},
+        "layer_2": {"__call__": (one, two), "bare": three, "text": ("name", 3, two)},
+        "layer_1": {"nested": ({"b": one, "a": (two, three)},), "none": (None,), "number": 2.0},
+    }
+    assert {name: len(a) for name, a in adapters.named_arrays(tree).items()} == {
+        "layer_1/nested#a.0": 2,
+        "layer_1/nested#a.1": 3,
+        "layer_1/nested#b": 1,
+        "layer_2/__call__#0": 1,
+        "layer_2/__call__#1": 2,
+        "layer_2/bare": 3,
+        "layer_2/text#2": 2,
+        "layer_10/__call__": 1,
+        "layer_10/other": 2,
+    }
+    assert next(reversed(adapters.named_arrays(tree))).startswith("layer_10")

@@ -180,3 +180,28 @@ def test_blocks_that_are_none_are_refused():
         (lambda m: [m.layers[0].query_proj], "no attention was measured"),
     ):
         is_refused(message, jax_watch.equinox_monitored, model, X[0], blocks=blocks)
+
+
+class Counted(nn.Module):
+    """A layer that counts its calls, in a collection of its own."""
+
+    @nn.compact
+    def __call__(self, x):
+        count = self.variable("counts", "calls", lambda: jnp.zeros(()))
+        count.value += 1
+        return 2 * x
+
+
+def test_collections_that_a_linen_model_changes_are_returned():
+    variables = {"counts": {"calls": jnp.float32(3)}}
+    (out, state), scalars = jax_watch.linen_monitored(
+        Counted(),
+        variables,
+        X,
+        select=lambda module: True,
+        measure=lambda x, weights: {"first": x[0, 0]},
+        mutable=["counts"],
+    )
+    np.testing.assert_array_equal(out, 2 * X)
+    assert state["counts"]["calls"] == 4
+    np.testing.assert_array_equal(scalars["first"], [X[0, 0]])

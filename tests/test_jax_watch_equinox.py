@@ -142,6 +142,30 @@ def test_equinox_batches_and_losses_by_a_call():
     check_scalars(scalars, monitor_layers(reads, [None] * L))
 
 
+def test_stacked_layers_in_a_scan_are_layers():
+    """One module holds the arrays of all layers."""
+    eqx = pytest.importorskip("equinox")
+
+    class Scale(eqx.Module):
+        factor: jax.Array
+
+        def __call__(self, x):
+            return self.factor * x
+
+    class Network(eqx.Module):
+        layers: Scale
+
+        def __call__(self, x):
+            return jax.lax.scan(lambda x, layer: (layer(x), None), x, self.layers)[0]
+
+    model = Network(Scale(jnp.array([2.0, 3.0, 5.0])))
+    out, scalars = jax_watch.equinox_monitored(
+        model, X, blocks=lambda m: m.layers, measure=lambda x, weights: {"first": x[0, 0, 0]}
+    )
+    np.testing.assert_allclose(out, 30 * X, rtol=1e-6)
+    np.testing.assert_allclose(scalars["first"], X[0, 0, 0] * np.array([1, 2, 6]), rtol=1e-6)
+
+
 def test_functions_among_blocks_are_measured_by_the_tokens_they_read():
     """Each by its first argument that is tokens; what reads none is not measured."""
     pytest.importorskip("equinox")

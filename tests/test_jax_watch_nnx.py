@@ -125,3 +125,43 @@ def test_weights_of_nnx_are_causal_where_the_call_says_so_and_of_flax_alone():
     )
     _, scalars = jax_watch.nnx_monitored(model, X)
     assert "attention_entropy" not in scalars and "residual_ratio" in scalars
+
+
+class Mean(nnx.Module):
+    """A mixer of a user, which is no attention of Flax; its first argument is no array."""
+
+    def __call__(self, mode, x):
+        return x + x.mean(axis=-2, keepdims=True)
+
+
+class Shift(nnx.Module):
+    def __call__(self, x):
+        return jnp.roll(x, 1, axis=-2)
+
+
+class Mixers(nnx.Module):
+    def __init__(self):
+        self.mean, self.shift = Mean(), Shift()
+
+    def __call__(self, x):
+        return self.shift(self.mean("train", x))
+
+
+def test_modules_of_every_class_that_is_selected_are_measured():
+    out, scalars = jax_watch.nnx_monitored(
+        Mixers(),
+        X,
+        select=lambda module: isinstance(module, Mean | Shift),
+        measure=lambda x, weights: {"first": x[0, 0], "has_weights": weights is not None},
+    )
+    mixed = X + X.mean(axis=-2, keepdims=True)
+    np.testing.assert_allclose(out, np.roll(mixed, 1, axis=-2), rtol=1e-6)
+    np.testing.assert_allclose(scalars["first"], [X[0, 0], mixed[0, 0]], rtol=1e-6)
+    assert not scalars["has_weights"].any()
+
+
+def test_tokens_are_at_least_two_rows_of_floats():
+    for a in (np.ones((2, 3)), "text", None, 1.0, jnp.ones((2, 3), int), jnp.ones(3)):
+        assert not jax_watch._are_tokens(a)
+    assert not jax_watch._are_tokens(jnp.ones((4, 1, 3)))
+    assert jax_watch._are_tokens(jnp.ones((2, 3))) and jax_watch._are_tokens(jnp.ones((1, 2, 1)))

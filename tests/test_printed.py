@@ -7,7 +7,8 @@ import pytest
 
 from rank_collapse import printed
 
-CONTROLS = ["\x1b]0;owned\x07", "\x9b31m", "\u202eevil", "\u2028", "\r", "\n", "\x7f", "\ud800"]
+CONTROLS = ["\x1b]0;owned\x07", "\x9b31m", "\u202eevil", "\u2028", "\u2029", "\r", "\n", "\x7f"]
+CONTROLS += ["\ud800"]  # half of a character
 
 
 @pytest.mark.parametrize("control", CONTROLS)

@@ -1,6 +1,7 @@
 """Files of a folder that somebody else filled: opened where they are regular, refused where not."""
 
 import os
+import re
 
 import pytest
 
@@ -32,7 +33,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, kind, function):
     else:
         path.symlink_to(tmp_path / "pipe" if "pipe" in kind else "/dev/zero")
     reason = "not a regular file|is a link|Is a directory"
-    is_refused(reason, function, path, error=OSError)
+    is_refused(f"({reason}): '{re.escape(str(path))}'$", function, path, error=OSError)
 
 
 def test_a_file_is_written_where_it_is_and_through_no_link(tmp_path):
@@ -44,6 +45,11 @@ def test_a_file_is_written_where_it_is_and_through_no_link(tmp_path):
         file.seek(0)
         file.write(b"TWO")
     assert (tmp_path / "log").read_bytes() == b"TWOtwo"
+    with open_in_place(tmp_path / "log", os.O_SYNC) as file:  # not at its end
+        assert file.read() == b"TWOtwo"
+    with open_in_place(tmp_path / "log", os.O_TRUNC) as file:
+        file.write(b"new")
+    assert (tmp_path / "log").read_bytes() == b"new"
     (tmp_path / "link").symlink_to(tmp_path / "new")
     is_refused("it is a link", open_in_place, tmp_path / "link", error=OSError)
     assert not (tmp_path / "new").exists()

@@ -33,6 +33,20 @@ def test_a_number_outside_of_an_interval_is_refused(interval, value):
     is_refused(r"rate=.* is not in [\[(]", lambda: check_numbers(interval, arrays=True, rate=value))
 
 
+def test_of_an_array_the_first_number_outside_is_named():
+    for values, first in (([0.5, 3.0, -1.0], "3.0"), ([[0.5, -1.0], [3.0, 0.2]], "-1.0")):
+        with pytest.raises(ValueError, match=rf"^rate={first} is not in \[0, 1\]$"):
+            check_numbers("[0, 1]", arrays=True, rate=np.array(values))
+
+
+def test_a_number_of_torch_with_a_gradient_is_not_checked():
+    """As a traced one; one without a gradient is."""
+    torch = pytest.importorskip("torch")
+    check_numbers("[0, 1]", rate=torch.tensor(2.0, requires_grad=True))
+    with pytest.raises(ValueError, match=r"rate=2.0 is not in"):
+        check_numbers("[0, 1]", rate=torch.tensor(2.0))
+
+
 def test_an_array_is_refused_where_a_number_belongs():
     hidden = np.ones((2, 4, 3))
     options = {"exclude": "spikes", "threshold": np.full(4, 3.0)}

@@ -55,7 +55,8 @@ class Chunk(NamedTuple):
     @property
     def unpadded(self) -> tuple[jax.Array, PyTree[np.ndarray]]:
         """Returns (keys, floats) of the seeds alone, [r, ...]."""
-        return jax.tree.map(lambda a: a[: len(self.seeds)], (self.keys, self.floats))
+        rows = slice(len(self.seeds))
+        return seeds.select_keys(self.keys, rows), jax.tree.map(lambda a: a[rows], self.floats)
 
 
 class Executor(contextlib.ExitStack):
@@ -139,12 +140,13 @@ class Executor(contextlib.ExitStack):
         """
         options = self._options
         count = self._count_seeds(keys)
-        if keys is None:
-            keys = seeds.fold_seeds(options.seed, options.first_seed + np.arange(count))
         requested = self._cell_floats(cells, [options])
         missing = self._list_missing(requested, count)
+        is_checked = program and self.run.resumed and self.run.writable and self.run.summary is None
+        if keys is None and (missing or is_checked):  # a finished run compiles nothing
+            keys = seeds.fold_seeds(options.seed, options.first_seed + np.arange(count))
         if not missing:
-            if program and self.run.resumed and self.run.writable and self.run.summary is None:
+            if is_checked:
                 self._check_measures(program, requested, keys)
             self.progress.skip(len(options.group) * len(requested) * count)
             return
@@ -257,9 +259,7 @@ def make_chunk(
     floats_of_pairs = [floats[cell] for cell, _ in padded]
     values = jax.tree.map(lambda *leaves: np.stack(leaves), *floats_of_pairs)
     numbers = np.array([seed for _, seed in padded])
-    # On the host: eager indexing compiles six programs for each size.
-    chosen = np.asarray(jax.random.key_data(keys))[numbers]
-    chunk_keys = jax.random.wrap_key_data(chosen, impl=jax.random.key_impl(keys))
+    chunk_keys = seeds.select_keys(keys, numbers)  # indexing compiles six programs for each size
     cells, chunk_seeds = zip(*pairs, strict=True)
     return Chunk(cells, chunk_seeds, chunk_keys, values)
 

@@ -32,6 +32,7 @@ EXECUTION = {
     "output_dir",
     "run_name",
     "overwrite",
+    "pdf",
     "num_devices",
     "jobs",
     "scheduler",
@@ -147,6 +148,7 @@ def make_flags(
     *,
     num_seeds: int | None = None,
     num_devices: int = 0,
+    pdf: bool | None = True,
     can_grow: bool = False,
     **properties: Any,
 ) -> Flags:
@@ -156,11 +158,13 @@ def make_flags(
         experiment: Name of the folder under results/.
         num_seeds: Default of --num_seeds; None for a binary without seeds.
         num_devices: Default of --num_devices; 0 for all devices.
+        pdf: Default of --pdf; None for a binary that decides it by other flags.
         can_grow: Whether it has --until=decided, which adds seeds until statements are decided.
         **properties: Further arguments of `Flags`.
     """
     values = bare_flags(Flags(experiment, **properties))
     shared_flags.define(values, output_dir=None, run_name=None, overwrite=False)
+    shared_flags.define(values, pdf=pdf)
     shared_flags.define(values, num_devices=num_devices)
     if num_seeds is not None:
         shared_flags.define(values, seed=0, first_seed=0, num_seeds=num_seeds)

@@ -15,7 +15,7 @@ import copy
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +69,7 @@ class RunFolder(contextlib.ExitStack):
             never compared.
         overwrite: Delete the results of an earlier run and start afresh.
         read_only: Whether the folder is only read, without a lock.
+        figure_files: Endings of the files of each figure; others are neither drawn nor missed.
 
     Attributes:
         path: The folder.
@@ -87,6 +88,7 @@ class RunFolder(contextlib.ExitStack):
         execution: JsonObject | None = None,
         overwrite: bool = False,
         read_only: bool = False,
+        figure_files: Collection[str] = tuple(OPTIONS),
     ):
         super().__init__()
         self.path, self._prefix, self._config = Path(path), "", states.as_json(config)
@@ -97,7 +99,7 @@ class RunFolder(contextlib.ExitStack):
         self._listed: set[str] = set()
         self._environments: list[JsonObject] = []
         self._noted: set[str] = set()  # lists of config.json that this process has been added to
-        self.writable = not read_only
+        self.writable, self._figure_files = not read_only, figure_files
         try:
             if self.writable:
                 make_folder(self.path)
@@ -172,19 +174,19 @@ class RunFolder(contextlib.ExitStack):
         delete_files(self.path, PRODUCTS)
 
     def save_figure(self, name: str, figure: Figure) -> None:
-        """Writes a figure as PNG and PDF, where one of them is missing.
+        """Writes the files of a figure, PNG and PDF, where one of them is missing.
 
         Args:
             name: Name of the files in figures/, without their ending.
             figure: Figure of matplotlib.
         """
         if self.writable and self.lacks_figure(name):
-            for suffix, content in draw_files(figure).items():
+            for suffix, content in draw_files(figure, self._figure_files).items():
                 self._write(f"figures/{name}{suffix}", content)
 
     def lacks_figure(self, name: str) -> bool:
         """Returns whether a file of a figure is missing."""
-        return not all(self.has_file(f"figures/{name}{suffix}") for suffix in OPTIONS)
+        return not all(self.has_file(f"figures/{name}{end}") for end in self._figure_files)
 
     def save_table(self, rows: Iterable[TableRow]) -> None:
         """Writes results.csv, where it differs from the rows."""

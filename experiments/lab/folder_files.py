@@ -6,7 +6,7 @@
              arrays.npz     named arrays, also the cache from which an interrupted run resumes
              arrays.json    names of their dimensions, and what they are (`lab.dimensions`)
              checkpoints/   states of an unfinished computation, <step>.npz
-             figures/       *.png and *.pdf
+             figures/       *.png, and *.pdf unless --nopdf
              models.safetensors
                             trained weights, where asked for (`rank_collapse.training.model_file`)
              summary.json   the run's headline numbers; its presence means the run is complete

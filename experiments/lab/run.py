@@ -305,6 +305,7 @@ def open_folder(options: Flags, extra: JsonObject | None = None) -> RunFolder:
         execution=execution,
         overwrite=options.overwrite,
         read_only=options.mode.is_read,
+        figure_files=(".png", ".pdf") if options.pdf else (".png",),
     )
     if options.mode.begin_with:
         folder.add_environments(options.mode.begun_in)

@@ -86,6 +86,7 @@ VOCABULARY = {
         "Name of the run (default: made from the flags that are not at their defaults).",
     ),
     "overwrite": ("boolean", "Delete what an earlier run left in the folder and start afresh."),
+    "pdf": ("boolean", "Also save each figure as PDF."),
     "num_devices": (
         "integer",
         "Devices of a process, which share the seeds (0: all; on a CPU one per core).",

@@ -135,6 +135,8 @@ def run_experiments(
         }
     shared = ["--overwrite"] if options.overwrite else []
     shared += [f"--num_devices={options.num_devices}"] if options.num_devices else []
+    draws_pdf = options.preset != "quick" if options.pdf is None else options.pdf
+    shared += [] if draws_pdf else ["--nopdf"]
     commands = {
         run: [f"experiments.{name}", *flags, f"--output_dir={parent / run}", *shared]
         for name, named_runs in arguments.items()

@@ -71,7 +71,7 @@ def align_tokens(first: Recording, second: Recording) -> Alignment:
     # A stable sort: the tokens that exist first, each in its order.
     positions = [np.argsort(~mask, axis=1, kind="stable")[:, :most] for mask in masks]
     remarks = []
-    if masks[0].shape != masks[1].shape or not np.array_equal(*masks):
+    if not np.array_equal(*masks):
         remarks.append("padding lies elsewhere; tokens are compared in their order")
     states = [_take_states(r, p) for r, p in zip((first, second), positions, strict=True)]
     order = [  # for each example, the permutation of its tokens; None where none is found

@@ -283,7 +283,11 @@ def _find_products(first, second, alignment, rounding, replay):
     for name, products in _PRODUCTS.items():
         coarser = Rounding(products, rounding.stream, name, True)
         coarse_rows = _tabulate(first, second, alignment, coarser, replay)
-        start = [row for row in coarse_rows if row.layer == 0 and row.error_in < products]
+        parts = {row.part for row in coarse_rows}
+        if {"attention", "mlp"} <= parts:
+            parts.discard("layer")  # the sum of both branches, which has no products
+        first_rows = [row for row in coarse_rows if row.layer == 0 and row.part in parts]
+        start = [row for row in first_rows if row.error_in < products]
         alike = [0.2 < row.excess < MEDIAN and row.excess_few < 8 * row.excess for row in start]
         if start and all(alike) and not find_faults(coarse_rows, coarser):
             return coarser, coarse_rows

@@ -248,7 +248,7 @@ def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=N
         if positive.any():
             spikes |= norm > SPIKE * np.median(norm[positive])
     spikes &= mask
-    usual = mask & ~spikes if (mask & ~spikes).any() else mask
+    usual = mask & ~spikes  # not all tokens are above five times their median
     input_size = bound_sizes(input_norm, np.linalg.norm(y, axis=-1), usual)
     branch_size = bound_sizes(branch_norm, np.linalg.norm(b, axis=-1), usual, input_size)
     error_in = np.linalg.norm(y - x, axis=-1) / input_size

@@ -1,5 +1,6 @@
 """Folders that are not Hugging Face checkpoints: their kind, and the command that converts them."""
 
+import shlex
 from pathlib import Path
 
 from rank_collapse.pretrained.checkpoint_files import WEIGHT_FILES
@@ -44,10 +45,13 @@ def check_folder(folder: Path) -> None:
     for name, (kind, command) in PROGRAMS.items():
         file = folder if folder.name == name else folder / name
         if file.is_file():
-            names = {"file": file, "folder": file.parent, "new": file.parent / "converted"}
+            places = {"file": file, "folder": file.parent, "new": file.parent / "converted"}
+            quote = str if "-c" in command.split() else shlex.quote  # code has its own quotes
+            names = {place: quote(str(path)) for place, path in places.items()}
             raise ValueError(f"{folder} is {kind}; convert it: {command.format(**names)}")
     kind, checkpoint = _look_inside(folder, has_config)
-    refuse_if(checkpoint, f"{folder} is {kind}: rank-collapse check {checkpoint}")
+    command = f"rank-collapse check {shlex.quote(str(checkpoint))}"
+    refuse_if(checkpoint, f"{folder} is {kind}: {command}")
 
 
 def _look_inside(folder, has_config):

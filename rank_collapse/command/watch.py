@@ -179,12 +179,14 @@ def picture_name(file: Path) -> str:
     if file.name == STATE:
         return file.stem
     name = file.name.removesuffix(".jsonl")
+    if not name:
+        return file.name
     same_named = [file.with_name(name)]  # files whose pictures would take this name
     prefix = f"{metrics.FOLDER}-"
     if name.startswith(prefix):  # as the picture of a network
         same_named.append(file.parent / metrics.FOLDER / file.name.removeprefix(prefix))
     is_taken = any(other != file and other.is_file() for other in same_named)
-    return name if name and not is_taken else file.name
+    return file.name if is_taken else name
 
 
 def draw_picture(

@@ -199,7 +199,7 @@ def _sum_paths(params, prepared, config, paths, semantics, no_sub_path, keep):
         return (states, sums.at[member].add(states[depth], mode="drop")), None
 
     states = jnp.concatenate([x[None], jnp.zeros((depth, *x.shape), x.dtype)])
-    sums = jnp.zeros((flat.shape[0] // max(num_paths, 1), *x.shape), x.dtype)
+    sums = jnp.zeros((flat.shape[0] // num_paths, *x.shape), x.dtype)
     (_, sums), _ = jax.lax.scan(visit, (states, sums), (flat, first, members))
     return jax.vmap(finish)(sums).reshape(*sets, *x.shape)
 

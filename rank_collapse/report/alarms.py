@@ -65,20 +65,18 @@ def find_alarms(
     raised = []
     for (name, seed), (seed_rows, values) in columns.items():
         for threshold in guarded[name]:
-            for index in _passing_indices(values, threshold):
+            for index in _passing_indices(values, threshold)[:1]:
                 value_at_step = np.asarray(values[index], float)
                 worst = _worst_layer(np.atleast_1d(value_at_step), threshold)
-                if worst is not None:
-                    layer = worst if value_at_step.ndim else None  # None for a metric of the model
-                    value = float(np.atleast_1d(value_at_step)[worst])
-                    row = seed_rows[index]
-                    full_value = np.atleast_1d(np.asarray(row[name], float))[worst]
-                    is_bulk = bool(np.isfinite(value) and value != full_value)
-                    spiked = not is_bulk and _is_spiked(row, name, worst)
-                    raised.append(
-                        Alarm(name, threshold, row["step"], value, layer, seed, spiked, is_bulk)
-                    )
-                    break
+                layer = worst if value_at_step.ndim else None  # None for a metric of the model
+                value = float(np.atleast_1d(value_at_step)[worst])
+                row = seed_rows[index]
+                full_value = np.atleast_1d(np.asarray(row[name], float))[worst]
+                is_bulk = bool(np.isfinite(value) and value != full_value)
+                spiked = not is_bulk and _is_spiked(row, name, worst)
+                raised.append(
+                    Alarm(name, threshold, row["step"], value, layer, seed, spiked, is_bulk)
+                )
     return sorted(raised, key=lambda alarm: alarm.step)
 
 
@@ -110,7 +108,7 @@ def metric_thresholds(name: str, thresholds: Sequence[Threshold]) -> list[Thresh
 
 
 def _passing_indices(values, threshold):
-    """Returns the values, numbers or arrays [l], that may exceed a threshold; in order.
+    """Returns the indices of the values, numbers or arrays [l], that exceed a threshold; in order.
 
     Args:
         values: Values of one metric, in order of steps.
@@ -136,12 +134,9 @@ def _is_spiked(row, name, layer):
 
 
 def _worst_layer(values, threshold):
-    """Returns the index of the worst of the values [l] beyond a threshold; None without one."""
+    """Returns the index of the worst of the values [l], at least one of which is beyond a
+    threshold."""
     bad = np.flatnonzero(~np.isfinite(values))
     if threshold.finite and bad.size:
         return int(bad[0])
-    if np.isnan(values).all():
-        return None
-    sign = 1 if threshold.above else -1
-    worst = int(np.nanargmax(sign * values))
-    return worst if sign * values[worst] > sign * threshold.value else None
+    return int(np.nanargmax(values if threshold.above else -values))

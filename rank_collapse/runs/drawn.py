@@ -1,6 +1,7 @@
 """A matplotlib figure as the files of a run folder: PNG to look at, PDF for a paper."""
 
 import io
+from collections.abc import Collection
 
 from rank_collapse.extras import import_package
 
@@ -8,10 +9,14 @@ OPTIONS = {".png": {"dpi": 150}, ".pdf": {"metadata": {"CreationDate": None}}}
 _MARGIN = 0.1  # inches
 
 
-def draw_files(figure: object) -> dict[str, bytes]:
+def draw_files(figure: object, suffixes: Collection[str] = tuple(OPTIONS)) -> dict[str, bytes]:
     """Draw a figure as {".png": its bytes, ".pdf": its bytes}, the same each time.
 
     The layout, half of the work, is done once for both; the figure keeps it.
+
+    Args:
+        figure: Figure of matplotlib.
+        suffixes: Endings of the files to draw.
     """
     import matplotlib as mpl  # here: reading trained models does without
 
@@ -25,9 +30,9 @@ def draw_files(figure: object) -> dict[str, bytes]:
     }
     with mpl.rc_context(options_once):
         figure.set_layout_engine(None)
-        for suffix, options in OPTIONS.items():
+        for suffix in suffixes:
             stream = io.BytesIO()
-            figure.savefig(stream, format=suffix[1:], bbox_inches=box, **options)
+            figure.savefig(stream, format=suffix[1:], bbox_inches=box, **OPTIONS[suffix])
             files[suffix] = stream.getvalue()
     return files
 

@@ -22,6 +22,7 @@ from rank_collapse.runs.states import is_key
 from rank_collapse.struct import check_whole, refuse_if
 
 AXIS = "seeds"
+KEYS = 64  # that one program makes at a time
 # Options of `jax.jit` on a CPU for programs that run for less time than they take to compile.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 # XLA's older generator of loops compiles random draws in half the time, because it starts no
@@ -45,8 +46,18 @@ def seed_keys(base_seed: int, num_seeds: int, first: int = 0) -> Key:
 
 
 def fold_seeds(base_seed: int, numbers: np.ndarray) -> Key:
-    """Return the keys of some seeds, by their numbers."""
-    return fold_key(jax.random.key(base_seed), numbers)
+    """Return the keys of some seeds, by their numbers.
+
+    The numbers are padded to a multiple of `KEYS`, so that few numbers of seeds compile a program.
+    """
+    padded = np.pad(numbers, (0, -len(numbers) % KEYS))
+    return select_keys(fold_key(jax.random.key(base_seed), padded), slice(len(numbers)))
+
+
+def select_keys(keys: Key, rows: slice | np.ndarray) -> Key:
+    """Return some of the keys [s], selected on the host, which compiles nothing."""
+    data = np.asarray(jax.random.key_data(keys))[rows]
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(keys))
 
 
 @jax.jit

@@ -183,8 +183,6 @@ class Balls(Algebra):
         if spec.norm_kind == "layer":
             state = state - state.sum(axis=1, keepdims=True) / state.shape[1]
         state = divide_by_rms(state, spec.eps)
-        if spec.norm is None:
-            return state
         bias = 0 if spec.norm.bias is None else to_balls(spec.norm.bias)
         return state * to_balls(spec.norm.gain) + bias
 

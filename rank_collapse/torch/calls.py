@@ -21,13 +21,11 @@ _WITHOUT_STRIDES = {
 
 
 def map_nested(fn: Callable[[Tensor], Tree], tree: Tree) -> Tree:
-    """Apply a function to what lists, tuples, dicts and slices hold, and keep their structure."""
+    """Apply a function to what lists, tuples and dicts hold, and keep their structure."""
     if isinstance(tree, list | tuple):
         return type(tree)(map_nested(fn, element) for element in tree)
     if isinstance(tree, dict):
         return {key: map_nested(fn, element) for key, element in tree.items()}
-    if isinstance(tree, slice):
-        return slice(*(map_nested(fn, part) for part in (tree.start, tree.stop, tree.step)))
     return fn(tree)
 
 
@@ -102,9 +100,7 @@ class Call:
             array = leaf.array if isinstance(leaf, Value) else leaf
             if id(leaf) in arrays:
                 return arrays[id(leaf)]
-            if isinstance(array, Tensor):
-                return torch.zeros_like(array)
-            return array if array is None or isinstance(array, bool | str) else 0
+            return torch.zeros_like(array) if isinstance(array, Tensor) else 0
 
         linear = {i: map_nested(replace, self.args[i]) for i in positions if i < len(self.args)}
         return self.compute_with(linear)

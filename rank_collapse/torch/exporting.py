@@ -254,7 +254,7 @@ def _attributes_kept(model: nn.Module) -> Iterator[None]:
             vars(module).update(attributes)
             for key, table in tables.items():
                 current = vars(module)[key]
-                if dict(current) != table or any(current[k] is not table[k] for k in table):
+                if current.keys() != table.keys() or any(current[k] is not table[k] for k in table):
                     current.clear()
                     current.update(table)
 

@@ -48,7 +48,7 @@ def freeze_call(call: Call, result: object) -> Any:
     if not call.dependent:
         product = None if name in STATISTICS or name in CONSTANTS else call.product
         return call.constant(result, _base_of_constant(call, result), product)
-    if name in CONSTANTS or (not has_floating(result) and name != "_assert_scalar"):
+    if name in CONSTANTS or not has_floating(result):
         return call.constant(result, _base_of_constant(call, result))
     if name in STATISTICS:
         return call.constant(result)

@@ -154,8 +154,6 @@ def choose_entries(call, result):
         if call.name == "max_pool2d_with_indices":  # indices [..., h, w] into flattened images
             picked = tangent.flatten(-2).gather(-1, indices.flatten(-2))
             return picked.view(indices.shape)
-        if not tangent.ndim:
-            return tangent
         dim = call.argument(position_of_dim, call.kwargs.get("dim", -1))
         if indices.ndim < tangent.ndim:  # keepdim=False
             return tangent.gather(dim, indices.unsqueeze(dim)).squeeze(dim)

@@ -15,6 +15,7 @@ from rank_collapse.torch.frozen_values import (
     make_scores,
     make_value,
     push_through,
+    widen,
 )
 from rank_collapse.torch.operators import (
     PRODUCTS,
@@ -123,11 +124,11 @@ def _scaled(call, result, rule, position):
     """
     other_position = rule.right if position == rule.left else rule.left
     value, factor = call.get(position), call.get(other_position)
-    if not rule.entrywise or not (isinstance(value, Value) and value.degree):
+    if not rule.entrywise:
         return _carry(call, result, rule, position)
     is_scalar = not isinstance(factor, Value) or factor.shape == ()
     keeps_shape = value.shape == result.shape
-    root = value.gate_of
+    root = widen(call, value.gate_of, result.shape)
     if root is None and keeps_shape and isinstance(factor, Value) and factor.base == value.base:
         root = value
     fields = {"gate_of": root, "summed_base": value.summed_base if is_scalar else None}
@@ -188,7 +189,7 @@ def divide(call, result):
         return apply_entrywise(call, result, 1)
     if above.degree == 2:
         return make_scores(call, result)
-    fields: dict[str, Any] = {"gate_of": above.gate_of}
+    fields: dict[str, Any] = {"gate_of": widen(call, above.gate_of, result.shape)}
     keeps_shape = above.shape == result.shape
     if isinstance(below, Value) and below.degree:
         if above.is_gate and below.summed_base == above.base:

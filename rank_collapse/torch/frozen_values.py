@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rank_collapse.torch.calls import Call, list_values, split_results
 from rank_collapse.torch.refusals import refuse_argument
-from rank_collapse.torch.values import Value, is_floating
+from rank_collapse.torch.values import Value
 
 
 def make_value(call, array, degree=1, **fields):
@@ -55,13 +55,11 @@ def push_through(call, result, positions, *, summed=False, bases=None, roots=Non
     values = []
     for index, array in split_results(result):
         fields = {} if bases is None else {"base": bases[index or 0]}
-        if not is_floating(array):
-            values.append(call.constant(array))
-        elif call.product is not None:
+        if call.product is not None:
             values.append(make_scores(call, array))
         else:
             root = None if roots is None else roots[index or 0]
-            summed_base = sources[0].base if summed and len(sources) == 1 else None
+            summed_base = sources[0].base if summed else None
             push = push_linear(call, positions, sources, index)
             fields |= {"gate_of": root, "summed_base": summed_base}
             values.append(make_value(call, array, sources=sources, push=push, **fields))
@@ -102,6 +100,21 @@ def push_linear(call, positions, sources, index):
     return push
 
 
+def widen(call, value, shape):
+    """Expand a value to the shape of a result that has more entries, such as h to that of a
+    function of h times an array.
+
+    Args:
+        call: The operator that computed the result.
+        value: The value; None stays None.
+        shape: Shape of the result.
+    """
+    if value is None or value.shape == shape:
+        return value
+    array = value.array.expand(shape)
+    return make_value(call, array, sources=(value,), push=lambda tangent: tangent.expand(shape))
+
+
 def make_gate(call, result, root, base, slope=None):
     """Return a non-linear entrywise function f(h): the quotient f(h)/h, which is frozen, times h.
 
@@ -112,7 +125,7 @@ def make_gate(call, result, root, base, slope=None):
         base: The number which all entrywise functions of h share.
         slope: Computes f′(h), the factor where h is 0; None for the factor 0 there.
     """
-    at_zero = evaluate_at_zero(call)
+    at_zero, root = evaluate_at_zero(call), widen(call, root, result.shape)
 
     def push(tangent):
         """Multiplies a tangent of the root by result/root, or by the slope where the root is 0."""
@@ -169,7 +182,7 @@ def apply_entrywise(call, result, position):
             def function(array):
                 return call.compute_with({position: array})
 
-            slopes, pull = torch.func.vjp(function, value.array)
+            slopes, pull = torch.func.vjp(function, value.array.expand(result.shape))
             return pull(torch.ones_like(slopes))[0]
 
     base = value.base if value.shape == result.shape else call.bases.new()

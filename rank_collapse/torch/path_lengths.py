@@ -95,6 +95,11 @@ def path_lengths(
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is a {type(model).__name__}, not a torch.nn.Module")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ValueError(
+            "torch.export takes no DistributedDataParallel: give the module inside, model.module, "
+            "and patterns for the names of its modules"
+        )
     if longest is not None:
         check_whole("longest", longest, 0)
     if not isinstance(freeze, bool):

@@ -181,7 +181,8 @@ def find_start(model: nn.Module, exported: Exported, start: str | None) -> tuple
         return start, {nodes[n] for n, tensor in exported.inputs.items() if tensor is state}
     paths = list_paths(model)
     if start not in paths or not start:
-        near = difflib.get_close_matches(str(start), [*arguments, *paths], n=3)
+        names = [*arguments, *filter(None, paths)]  # the model itself has the empty path
+        near = difflib.get_close_matches(str(start), names, n=3)
         hint = f"; near it: {', '.join(near)}" if near else ""
         raise ValueError(
             f"start={start!r} is neither an argument of the call nor a module{hint}; "

@@ -95,7 +95,7 @@ def read_product(function: object, args: object, kwargs: object) -> Product | No
             return Product(x, weight, (f"xy{axes}", "z", f"xz{axes}")) if is_batch else None
         axes += "x" if x.ndim > 1 else ""
         return Product(x, weight, (f"{axes}y", "zy", f"{axes}z")) if weight.ndim == 2 else None
-    a, b = tensors[-2:] if len(tensors) > 1 else (tensors[0], tensors[0])
+    a, b = tensors[-2:]
     if min(a.ndim, b.ndim) < 2:
         return None
     batch_axes = string.ascii_lowercase[: max(a.ndim, b.ndim) - 2]  # broadcast from the last on

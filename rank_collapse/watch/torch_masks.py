@@ -150,7 +150,7 @@ def _read_addend(addend, sign):
         addend: Floats; a key is hidden where what is added to its score is `HIDDEN` or below.
         sign: 1 if it is added, −1 if it is subtracted.
     """
-    if addend.numel() and bool((sign * addend <= HIDDEN).any()):
+    if bool((sign * addend <= HIDDEN).any()):
         yield Mask(addend, lambda: is_allowed(sign * addend))
 
 

@@ -78,7 +78,8 @@ class Origins(TagTable):
         if floats_in(outputs) and floats:
             self._derive_tags(function, (args, kwargs), floats, floats_in(outputs))
         if is_assignment or is_in_place(function):
-            self._see_write(args, is_assignment)
+            for target in tensors_in(args[0] if args else kwargs)[: None if args else 1]:
+                self._see_write(target, args, is_assignment)
         for output in outputs:
             if is_decided and not self.has(output):
                 self.record(output, Tag())
@@ -94,7 +95,7 @@ class Origins(TagTable):
         if function in SOFTMAX | EXPONENTIALS and outputs[0].ndim > 1:
             see_softmax(self, function, floats[0], outputs[0])
 
-    def _see_write(self, args, is_assignment):
+    def _see_write(self, target, args, is_assignment):
         """Records a write into a tensor by an index, or into a view of it.
 
         The numbers that follow the written values (of map outputs, or of query-key pairs) replace
@@ -102,10 +103,10 @@ class Origins(TagTable):
         of both.
 
         Args:
+            target: The tensor, or the view.
             args: Args of the call.
             is_assignment: Whether by an index.
         """
-        target = args[0]
         if is_assignment and isinstance(args[2], Tensor) and self.has(target) and self.has(args[2]):
 
             def write(numbers, name):
@@ -197,6 +198,8 @@ class Origins(TagTable):
         for i, output in enumerate(outputs):
             makers = _select_makers(function, pairs, output)
             tag = join_tags(tags)
+            for earlier in (t for t, a in pairs if a is output):  # changed in place
+                tag.is_chosen, tag.is_unread = earlier.is_chosen, earlier.is_unread
             tag.maps = frozenset().union(*(maker.maps for maker, _ in makers))
             same_size = [t for t, a in pairs if a.numel() == output.numel()]
             tag.stream = join_streams(same_size or tags)
@@ -276,7 +279,7 @@ def _looks_up(function, arguments):
     args, _ = arguments
     if function is not Tensor.__getitem__ or args[0].ndim != 2 or not isinstance(args[1], Tensor):
         return False
-    return args[1].ndim > 1 and not args[1].is_floating_point() and args[1].dtype != torch.bool
+    return args[1].ndim > 1 and args[1].dtype != torch.bool
 
 
 def _merge_terms(pairs, output):

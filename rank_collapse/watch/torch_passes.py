@@ -17,11 +17,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from rank_collapse.watch import torch_products as products
 from rank_collapse.watch.recorder import LeftOut, Notes
 from rank_collapse.watch.torch_frames import Frame
-from rank_collapse.watch.torch_functions import MAPS, floats_in, read_product, tensors_in
+from rank_collapse.watch.torch_functions import (
+    MAPS,
+    PRODUCTS,
+    SOFTMAX,
+    floats_in,
+    read_product,
+    tensors_in,
+)
 from rank_collapse.watch.torch_origins import Origins
 from rank_collapse.watch.torch_runs import Runs, Select
 from rank_collapse.watch.torch_tags import Term
@@ -37,6 +45,7 @@ from rank_collapse.watch.torch_weights import (
 )
 
 _DOT_OPTIONS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+TRANSFORMED = "ran inside of torch.func (grad, vmap), whose tensors hide values"
 _HEADS = functional.multi_head_attention_forward
 _SHOWN_HEADS = types.FunctionType(  # the same code, which does not hide what it calls from modes
     _HEADS.__code__, vars(functional) | {"has_torch_function": lambda tensors: False}
@@ -75,6 +84,7 @@ class Pass(TorchFunctionMode):
         self.runs = Runs(select, tokens, mask is not None, notes)
         self.loss, self.reason = None, "none of its modules ran"
         self._finished: set[int] = set()  # ids of modules
+        self._transformed = WeakIdKeyDictionary()  # made of a softmax inside of torch.func
         self._number, self._is_measured, self._is_broken = 0, False, False
         self._frames: list[Frame] = []  # of the modules that run
         self._origins = self._begin_origins()
@@ -91,6 +101,8 @@ class Pass(TorchFunctionMode):
         is_other = self._frames and self._thread != threading.get_ident()
         if not self._frames and module in self._names:
             self._read_names()  # modules may be new
+            if _is_transformed():
+                self.reason = f"it {TRANSFORMED}"
         if module not in self._names or is_other or _is_traced():
             return call(module, *args, **kwargs)
         is_outermost, self._number = not self._frames, self._number + 1
@@ -133,6 +145,8 @@ class Pass(TorchFunctionMode):
             with self:
                 return _SHOWN_HEADS(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
+        if self._is_measured and _is_transformed():
+            self._see_transformed(func, (args, kwargs), result)
         if isinstance(result, Tensor | tuple | list) or func is Tensor.__setitem__:
             self._measure(self._see_call, func, args, kwargs or {}, result)
         return result
@@ -221,6 +235,22 @@ class Pass(TorchFunctionMode):
                     self._measure_product(self._see_linear, *linear, result)
                     return
         self._origins.see_function(function, product, args, kwargs, result)
+
+    def _see_transformed(self, function, arguments, result):
+        """Notes an attention that is computed inside of `torch.func`, so that none is left out
+        without a reason.
+
+        Args:
+            function, arguments, result: The function of torch, and arguments and result of its
+                call.
+        """
+        is_weighted = any(a in self._transformed for a in tensors_in(arguments))
+        if function is functional.scaled_dot_product_attention or (
+            function in PRODUCTS and is_weighted
+        ):
+            self._notes.leave_out(self._frames[-1].name, "layer", f"its attention {TRANSFORMED}")
+        elif function in SOFTMAX or is_weighted:
+            self._transformed.update((a, None) for a in tensors_in(result))
 
     def _measure_product(self, see, *args):
         """Measures a product that is not empty; its result comes from no map, whatever happens.
@@ -330,8 +360,12 @@ class Pass(TorchFunctionMode):
 
 def _is_traced():
     """Returns whether torch compiles, traces, or is inside of `torch.func`."""
-    is_compiled = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return is_compiled or torch._C._functorch.peek_interpreter_stack() is not None
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or _is_transformed()
+
+
+def _is_transformed():
+    """Returns whether code runs inside of a transformation of `torch.func`."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def plain_name(name: str) -> str:

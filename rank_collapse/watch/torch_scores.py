@@ -192,7 +192,7 @@ def see_softmax(table: TagTable, function: Callable, x: Tensor, result: Tensor) 
 
 def see_masks(
     table: TagTable,
-    function: Callable | None,
+    function: Callable,
     args: Sequence[object],
     kwargs: Mapping[str, object],
     result: Tensor,
@@ -205,7 +205,7 @@ def see_masks(
 
     Args:
         table: Tags of the pass, {tensor: its origin}.
-        function, args, kwargs: The call; no function if only the marks of the arguments are joined.
+        function, args, kwargs: The call.
         result, tag: Scores and their tag; or a mask that content decides, and its tag.
     """
     operands = [(table.tags[a], a) for a in tensors_in([args, kwargs]) if table.has(a)]
@@ -213,8 +213,6 @@ def see_masks(
     tag.is_unread |= any(t.is_unread for t, _ in operands)
     if tag.terms and "allowed" not in tag.followers:  # masks of scores that were put elsewhere
         tag.is_unread |= any(t.terms and "allowed" in t.followers for t, _ in operands)
-    if function is None:
-        return
     if not result.is_floating_point():
         sides = SIDES[::-1] if inverts(function, args) else SIDES
         for t, a in operands:

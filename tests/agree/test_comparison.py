@@ -83,6 +83,24 @@ def test_padding_on_either_side_is_aligned(compare):
     assert answer.agree and any("padding" in text for text in answer.remarks)
 
 
+def test_every_example_has_an_order_of_its_own(compare):
+    """Also where one of them keeps its order, or has fewer tokens."""
+    rng = np.random.default_rng(0)
+    states = rng.normal(size=(3, 3, 6, 8)).astype("float32")
+    mask = np.arange(6) < np.array([[6], [4], [6]])
+    orders = [rng.permutation(6), np.r_[2, 0, 3, 1, 4, 5], np.arange(6)]
+    other = np.stack([states[:, k, order] for k, order in enumerate(orders)], axis=1)
+    first, second = {"residual": states}, {"residual": other}
+    answer = compare(first, second, mask=(mask, mask))
+    assert answer.kind == "the tokens stand in another order" and answer.first is None
+    assert all(row.added == 0 for row in answer.rows) and answer.embedding == 0
+    ids = rng.permutation(100)[:18].reshape(3, 6)
+    moved = np.stack([row[order] for row, order in zip(ids, orders, strict=True)])
+    assert compare(first, second, mask=(mask, mask), token_ids=(ids, moved)).kind == answer.kind
+    message = "the inputs differ: token . of example 0 is"
+    is_refused(message, compare, first, second, mask=(mask, mask), token_ids=(ids, ids))
+
+
 def test_tokens_in_another_order_are_named(compare):
     model, rng = draw_model(3)
     order = rng.permutation(len(model.tokens))
@@ -152,6 +170,10 @@ def test_other_inputs_are_refused(compare):
     )
     fewer = {name: a[:, :-1] for name, a in arrays.items()}
     is_refused(f"example 0 has {n} tokens", compare, arrays, fewer)
+    three = {"residual": np.stack([arrays["residual"]] * 3, axis=1)}
+    masks = np.ones((3, n)), np.arange(n) < np.array([[n], [n - 1], [n - 2]])
+    message = f"example 1 has {n} tokens in first.npz and {n - 1} in second.safetensors; `mask` say"
+    is_refused(message, compare, three, three, mask=masks)
     less_deep = {"residual": arrays["residual"][:-1]}
     is_refused("layers", compare, arrays, less_deep)
     narrow = {name: a[..., :-1] for name, a in arrays.items()}

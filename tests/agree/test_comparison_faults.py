@@ -9,6 +9,7 @@ import json
 import re
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -120,6 +121,54 @@ def test_embeddings_that_differ_in_few_tokens_are_counted(compare):
     assert answer.embedding == 0
     text = f"differ before layer 0 by 0.5 of the size in 2 of {num_tokens} tokens: "
     assert answer.sentence.startswith(text)
+
+
+def test_states_off_by_one_layer_may_be_fewer(compare):
+    """The run that is late has no state for its last layer."""
+    states = run(draw_model(4)[0])["residual"][:4]
+    late = states[1:]
+    for runs, off in (((states, late), "second.safetensors"), ((late, states), "first.npz")):
+        answer = compare(*({"residual": run} for run in runs))
+        assert answer.kind == f"the states of {off} are off by one layer" and answer.exit_code == 1
+
+
+def test_a_fault_of_a_branch_beside_another_of_its_input_is_the_branchs(compare):
+    """A hook that scales the input of a layer explains no other fault of its attention."""
+    model, _ = draw_model(3, post_norm=False)
+    first, second = run(model), run(model, "bfloat16", None, Fault("input scaled", 1, 0.1))
+    assert compare(first, second).first == {"layer": 1, "part": "layer"}
+    second = {name: array.copy() for name, array in second.items()}
+    added = second["attention_branch"][1].copy()
+    second["attention_branch"][1] += added
+    second["residual"][2:] += added
+    assert compare(first, second).first == {"layer": 1, "part": "attention"}
+
+
+def make_growing(depth, judged):
+    """Makes states whose branches dwarf their inputs, and others whose error grows by 1.3.
+
+    It passes 0.3 of the size, from which on no layer is judged, after so many layers.
+    """
+    rng = np.random.default_rng(0)
+    branches = rng.normal(size=(depth + 1, 12, 64)) * 10.0 ** np.arange(depth + 1)[:, None, None]
+    sizes = np.linalg.norm(branches, axis=-1, keepdims=True)
+    errors = rng.normal(size=branches.shape)
+    errors *= sizes / np.linalg.norm(errors, axis=-1, keepdims=True)
+    share = 0.3 * 1.3 ** (np.arange(depth + 1) - judged + 0.5)
+    states = np.cumsum(branches, axis=0)
+    return states, states + share[:, None, None] * errors
+
+
+@pytest.mark.parametrize(("depth", "agree"), [(27, None), (26, True)])
+def test_where_most_layers_cannot_be_judged_the_answer_is_open(compare, depth, agree):
+    first, second = make_growing(depth, judged=13)
+    second = second.astype(ml_dtypes.bfloat16)
+    answer = compare({"residual": first.astype("float32")}, {"residual": second})
+    assert [row.judged for row in answer.rows] == [layer < 13 for layer in range(depth)]
+    assert answer.agree is agree and answer.first is answer.kind is None
+    assert answer.exit_code == (0 if agree else 2)
+    about = answer.to_dict()
+    assert (about["agree"], about["cannot_tell"]) == (agree is True, agree is None)
 
 
 @pytest.mark.parametrize("depth", [2, 4])
@@ -265,3 +314,26 @@ def test_a_window_and_positions_are_told_apart_or_both_are_named(compare):
         for kind, size, wanted in (("theta", 0.1, "positions"), ("window", 4, "window")):
             answer = compare(run(model), run(model, "bfloat16", None, Fault(kind, 1, size)))
             assert wanted in (answer.kind or wanted)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [("bfloat16", "bfloat16"), ("float16", "float16 or TF32")]
+)
+def test_products_of_a_coarser_dtype_are_named_and_hide_no_fault(compare, dtype, name):
+    """Results in float32 of products whose factors are rounded: errors begin in the first layer."""
+    model, rng = draw_model(31, post_norm=False)
+    first = run(model)
+
+    def in_float32(arrays):
+        return {n: a * (1 + 1e-7 * rng.normal(size=a.shape)) for n, a in arrays.items()}
+
+    def compare_with(fault):
+        second = in_float32(run(model, dtype, "float32", fault))
+        return compare(first, {n: a.astype("float32") for n, a in second.items()})
+
+    answer = compare_with(None)
+    assert answer.agree and answer.rounding.name == name
+    remark = f"the recordings hold float32, and their differences are those of {name} products"
+    assert [*answer.remarks] == [remark]
+    faulty = compare_with(Fault("attention scaled", 2, 0.5))
+    assert faulty.agree is False and faulty.first is not None and not faulty.remarks

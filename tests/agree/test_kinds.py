@@ -89,6 +89,8 @@ def test_the_first_token_agrees():
     spikes[:, 0] = True
     assert name(excess, part="layer", spikes=spikes) is None
     assert name(excess, spikes=spikes).startswith(words)
+    rare = np.where(np.isin(np.arange(N), (4, 7)), 9.0, 0.5)  # two of nine later tokens
+    assert name(rare) is None
     one = excess * np.ones((B, 1))
     one[1, 0] = 9.0
     assert name(one) is None
@@ -178,6 +180,7 @@ def test_zeros_in_one_run_alone_are_dropout(run):
     [
         (-0.2, "the output is multiplied by 0.8"),
         (-3e-7, "the output is multiplied by 1 - 3.0e-07"),
+        (4e-6, "the output is multiplied by 1 + 4.0e-06"),
         (-1.5, "the output is multiplied by -0.5: a sign"),
         (np.sqrt(D) - 1, f"the output is multiplied by {np.sqrt(D):.4g}, the root of the width 6"),
         (1 / np.sqrt(D) - 1, f"the output is multiplied by {D**-0.5:.4g}, 1 over the root of the "

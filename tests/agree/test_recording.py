@@ -5,6 +5,7 @@ import os
 import struct
 import tracemalloc
 import zipfile
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -94,6 +95,17 @@ def test_a_trace_is_recorded(tmp_path):
         np.testing.assert_array_equal(layer.before[0], trace.hidden[index])
         summed = layer.before + layer.branches["attention_branch"] + layer.branches["mlp_branch"]
         np.testing.assert_allclose(summed, layer.after, rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_trace_or_a_call_does_not_have_is_left_out(tmp_path):
+    """As the MLPs of a network of attention alone."""
+    branches = SimpleNamespace(attention_branch=ARRAYS["attention_branch"], mlp_branch=None)
+    trace = SimpleNamespace(hidden=ARRAYS["residual"], layers=branches)
+    record(trace, tmp_path / "a.npz", mask=None, token_ids=ARRAYS["token_ids"], logits=None)
+    with np.load(tmp_path / "a.npz") as stored:
+        assert sorted(stored.files) == ["attention_branch", "residual", "token_ids"]
+        for name in stored.files:
+            np.testing.assert_array_equal(stored[name], ARRAYS[name])
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])

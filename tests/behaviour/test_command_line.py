@@ -8,10 +8,11 @@ import sys
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rank_collapse.command import checkpoint, main
+from rank_collapse.command import COMMANDS, checkpoint, main, parse_flags
 from rank_collapse.runs import metrics
 from tests.support.commands import run_command
 from tests.support.folders import REPOSITORY
+from tests.support.refusals import is_refused
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
 IDS = ("--ids=5,8,13,7", "--ids=7,6,1")
@@ -158,3 +159,21 @@ def test_a_reader_that_leaves_ends_it_silently(tmp_path, monkeypatch, capsys):
         patch.setattr(sys, "stdout", pipe)
         assert main(["watch", str(tmp_path)]) == 141
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])
+def test_help_lists_the_commands_and_what_they_do(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    words = " ".join(capsys.readouterr().out.split())
+    assert end.value.code == 0 and words.startswith("usage: rank-collapse ")
+    for name, text in COMMANDS.items():
+        assert f" {name} {text}" in words
+
+
+def test_a_folder_needs_no_command_and_may_have_the_name_of_a_word(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    flags = parse_flags(["model", "--json"])
+    assert (flags.command, flags.sources, flags.json) == ("check", ["model"], True)
+    is_refused(r"^modell is neither a command \(check, depth", parse_flags, ["modell"])

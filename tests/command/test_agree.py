@@ -4,6 +4,7 @@ import csv
 import html
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -99,6 +100,30 @@ def test_what_is_said_of_outputs_and_of_other_arrays(recordings, capsys):
     assert f"{sentence} {remark} {outputs}</p>" in page
 
 
+def test_every_remark_is_a_sentence():
+    of_outputs = {"share": 0.25, "change": 1e-9}
+    agreement = SimpleNamespace(remarks=("one is so", "two is 3"), outputs=of_outputs)
+    assert agree.describe(agreement) == [
+        "One is so.", "Two is 3.", "Of the outputs: share: 0.25; change: 1e-09.",
+    ]  # fmt: skip
+    agreement.outputs = {}
+    assert agree.describe(agreement) == ["One is so.", "Two is 3."]
+
+
+def test_a_page_without_sublayers_has_the_sentence_alone(recordings, capsys):
+    """As of states that are off by one layer, of which no sublayer is compared."""
+    states = np.load("a.npz")["residual"]
+    np.savez("early.npz", residual=states[:-1])
+    np.savez("late.npz", residual=states[1:])
+    assert main(["agree", "early.npz", "late.npz"]) == 1
+    sentence = capsys.readouterr().out.splitlines()[0]
+    assert sentence.startswith("the states of late.npz are off by one layer")
+    page = (recordings / "agree.html").read_text()
+    assert html.escape(sentence, quote=False) in page
+    assert "data:image" not in page and "<table" not in page
+    assert (recordings / "agree.csv").read_text() == f"{','.join(COLUMNS)}\n"
+
+
 @pytest.mark.parametrize(
     ("flags", "first", "second"),
     [
@@ -136,6 +161,8 @@ def test_json_writes_no_file(recordings, capsys):
         (["a.npz", "none.npz"], "none.npz does not exist"),
         (["a.npz", "text.txt"], "neither a recording"),
         (["a.npz", "a.npz", "--out", "x.txt"], "is not an .html file"),
+        (["a.npz", "a.npz", "--out", "no/x.html"], "--out no/x.html is not an .html file in"),
+        (["a.npz", "a.npz", "--out", "page.html"], "--out page.html is not an .html file in"),
         (["a.npz", "folder", "--dtype=int8"], "--dtype=int8 is not one of float32"),
         (["a.npz", "folder", "--dtype=float32,float32,float32"], "more than two"),
         (["a.npz", "folder", "--attention=fast"], "--attention=fast is not one of"),
@@ -148,6 +175,7 @@ def test_json_writes_no_file(recordings, capsys):
 def test_mistakes_are_one_line(recordings, capsys, words, message):
     (recordings / "text.txt").write_text("x")
     (recordings / "folder").mkdir()
+    (recordings / "page.html").mkdir()
     assert main(["agree", *words]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

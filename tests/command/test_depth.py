@@ -114,6 +114,18 @@ def test_no_layer_at_all_is_a_number():
     assert [row["used"] for row in depth._definition_rows(used, "layers")] == ["0 layers", "none"]
 
 
+def test_the_verdict_has_the_extremes_and_the_length_by_each_definition():
+    used = {
+        "mean": DepthUsed(5, "", ""), "few": DepthUsed(2, "", ""), "many": DepthUsed(7, "", ""),
+    }  # fmt: skip
+    lengths = {"of paths": SimpleNamespace(length=3), "of gradients": SimpleNamespace(length=4)}
+    measured = SimpleNamespace(depth=9, used=used, lengths=lengths)
+    assert depth.write_verdict(measured) == (
+        "Of 9 layers the definitions count from 2 (“few”) to 7 (“many”); of heads on a path: "
+        "of paths 3; of gradients 4."
+    )
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_json_has_null_for_what_is_not_finite(value):
     assert checkpoint.to_json({"a": np.array([1.0, value]), "b": value}) == {

@@ -1,6 +1,7 @@
 """Folders of other programs are named, with the command that converts them."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -51,7 +52,12 @@ def test_the_checkpoint_in_a_folder_is_named(tmp_path, capsys):
     pooling = tmp_path / "sentences" / "1_Pooling"
     pooling.mkdir()
     (pooling / "config.json").write_text(json.dumps({"word_embedding_dimension": 8}))
+    other = tmp_path / "run" / "settings"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    (other / "checkpoint-7").mkdir()
     named = {
+        "run/settings": ("the run of a Trainer", "run/settings/checkpoint-7"),
         "run": ("the run of a Trainer", "run/checkpoint-1000"),
         "sentences": ("a model of sentence-transformers", "sentences/0_Transformer"),
         "sentences/1_Pooling": (
@@ -63,6 +69,22 @@ def test_the_checkpoint_in_a_folder_is_named(tmp_path, capsys):
         assert main(["check", str(tmp_path / folder)]) == 2
         err, path = capsys.readouterr().err, tmp_path / folder
         assert err == f"error: {path} is {kind}: rank-collapse check {tmp_path / checkpoint}\n"
+
+
+def test_names_with_spaces_are_quoted_in_the_commands(tmp_path, capsys):
+    """The command of the message is the words of a shell."""
+    run, parts = tmp_path / "my run", tmp_path / "in parts"
+    shutil.copytree(GOLDEN, run / "checkpoint-10")
+    parts.mkdir()
+    (parts / "zero_to_fp32.py").write_text("")
+    words = {
+        run: ["rank-collapse", "check", str(run / "checkpoint-10")],
+        parts: ["python", f"{parts}/zero_to_fp32.py", *2 * [str(parts)], "--safe_serialization"],
+    }
+    for folder, expected in words.items():
+        assert main(["check", str(folder)]) == 2
+        command = capsys.readouterr().err.removeprefix(f"error: {folder}").split(": ", 1)[1]
+        assert shlex.split(command) == expected
 
 
 def test_a_checkpoint_that_a_trainer_saved_at_the_top_is_read(tmp_path):

@@ -89,6 +89,8 @@ def test_random_ids_beside_texts_are_refused():
     sources = [inputs.Opened(name, None, None) for name in ("first", "second")]
     message = "second would be measured on random token ids, first on texts: give --tokenizer"
     is_refused(message, inputs.check_comparable, sources, [texts, drawn])
+    message = "first would be measured on random token ids, second on texts: give --tokenizer"
+    is_refused(message, inputs.check_comparable, sources, [drawn, texts])
     inputs.check_comparable(sources, [drawn, drawn])
     inputs.check_comparable(sources, [texts, texts._replace(kind="ids")])
 

@@ -173,6 +173,33 @@ def test_a_threshold_on_a_metric_that_never_came_is_a_mistake(tmp_path, capsys):
     assert run_watch(str(tmp_path), "--above=loss=9") == 0  # of a part of the network
 
 
+def test_of_thresholds_without_a_metric_the_first_is_named(tmp_path, capsys):
+    (tmp_path / metrics.NAME).write_text('{"step": 1, "seed": 0}\n')
+    assert run_watch(str(tmp_path), "--above=top=1", "--above=best=1", "--below=z=0") == 2
+    message = "error: a threshold names 'best', but the run has the metrics none\n"
+    assert capsys.readouterr().err == message
+
+
+def test_a_file_that_is_still_empty_is_no_mistake(tmp_path, capsys):
+    (tmp_path / metrics.NAME).touch()
+    out = read_output(capsys, str(tmp_path)).out
+    assert out == "0 thresholds passed; no metric yet\n"
+
+
+def test_the_picture_of_a_file_whose_name_is_a_suffix_has_a_name(tmp_path):
+    assert watch.picture_name(tmp_path / ".jsonl") == ".jsonl"
+
+
+def test_as_many_metrics_as_panels_are_all_drawn(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(watch, "metrics_figure", lambda rows, thresholds: None)
+    monkeypatch.setattr(watch, "draw_files", lambda figure: {".png": b"a picture"})
+    most = watch.MOST_PANELS
+    for count, text in ((most, ""), (most + 1, f"metrics.png shows {most} of {most + 1} metrics")):
+        metrics.append(tmp_path / metrics.NAME, count, {f"m{i}": 1.0 for i in range(count)})
+        err = read_output(capsys, str(tmp_path)).err
+        assert err.endswith(f"{text}\n") if text else not err
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

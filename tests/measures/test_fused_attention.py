@@ -22,6 +22,9 @@ SHORT = K[:, :, :4]
         (lambda: rc.measures.largest_logit(SCORES[0]), r"\(4,\) are not"),
         (lambda: rc.measures.largest_logit(SCORES[:, :3], mask=np.ones(3, bool)), r"\(3, 3\)"),
         (lambda: rc.attention_rows(Q, K, rows=[0, -1]), "not all from 0 to 3"),
+        (lambda: rc.attention_rows(Q, K, rows=[[0, 1]]), r"rows of shape \(1, 2\) and dtype int64"),
+        (lambda: rc.attention_rows(Q, K, rows=2), r"rows of shape \(\) and dtype int64 are not"),
+        (lambda: rc.attention_rows(Q, K, rows=[0.0]), r"rows of shape \(1,\) and dtype float64"),
         (lambda: rc.attention_rows(Q, K, mask=np.ones(4, bool)), r"mask of shape \(4,\) is not"),
         (
             lambda: rc.attention_rows(Q, SHORT, segments=[0, 0, 1, 1], positions=[0, 1, 2, 3]),

@@ -29,6 +29,18 @@ def test_planted_spikes_are_listed_with_place_value_and_ratio():
     assert {row.token for row in shifted} == {1}
 
 
+def test_layers_may_be_a_list_of_one_example_each():
+    """As a model returns them, with or without the axis of the batch."""
+    states = STATES.copy()
+    states[1:4, 2, 3] = -2000.0, 3000.0, -6000.0
+    rows = rc.spikes(states, threshold=500.0)
+    for layers in (list(states), [layer[None] for layer in states], tuple(states)):
+        assert rc.spikes(layers, threshold=500.0) == rows
+    message = "hold several examples: pass one"
+    is_refused(message, rc.spikes, [np.stack([layer, layer]) for layer in states])
+    is_refused(message, rc.spikes, states[:, None])  # an array, whose axes may be others
+
+
 def test_by_default_spikes_are_above_1000_medians_in_half_of_the_layers():
     states = np.ones((4, 6, 4))
     states[:, 1, 0] = 1000.0  # at the threshold

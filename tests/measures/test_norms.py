@@ -19,6 +19,19 @@ BY_HAND = {
 }
 
 
+def test_a_quotient_by_0_is_another_value():
+    """Denominators are arrays, of whole numbers too, or one number."""
+    numerator = np.float32([6.0, 3.0])
+    for denominator, expected in (
+        (np.float32([2.0, 0.0]), [3, 9]),
+        (np.array([0, 3]), [9, 1]),
+        (3.0, [2, 1]),
+        (0, [9, 9]),
+    ):
+        ratio = norms.safe_divide(numerator, denominator, 9.0)
+        assert ratio.tolist() == expected and ratio.dtype == np.float32
+
+
 @pytest.mark.parametrize("norm", BY_HAND)
 def test_norms_by_hand_with_masks_and_of_every_size(norm):
     assert float(norms.matrix_norm(SMALL, norm)) == pytest.approx(BY_HAND[norm])

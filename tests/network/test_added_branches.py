@@ -37,6 +37,19 @@ def test_the_stream_grows_by_what_is_added(form):
     assert changes
 
 
+def test_of_a_decoder_the_branches_of_attention_and_mlp_are_added():
+    """Times the gain; that of cross-attention is not recorded."""
+    config = rc.transformer(
+        2, 2, 8, norm_placement="pre", cross_attention=True, mask="causal", branch_gain=0.3
+    )
+    params, memory = draws.parameters(config), draws.normal(4, 8, seed=1)
+    trace = rc.apply(params, draws.normal(5, 8), config, memory=memory)
+    added = rc.network.compute_added_branches(trace, params, config)
+    assert added.keys() == {"attention_branch", "mlp_branch"}
+    assert_close(added["attention_branch"], 0.3 * trace.attention_branch, atol=1e-6)
+    assert_close(added["mlp_branch"], 0.3 * trace.mlp_branch, atol=1e-6)
+
+
 def test_a_batch_has_the_axes_of_its_trace():
     config, params = make_network("sandwich")
     x = draws.normal(4, 5, 8)

@@ -56,6 +56,40 @@ def test_attention_written_out_number_by_number(score, scale):
     np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-5)
 
 
+def attend_by_sums(**options):
+    """Attends by a function that gives weights and the sum of all values."""
+
+    def mix(q, k, v, context):
+        total = jnp.broadcast_to(v.sum(1, keepdims=True), (*q.shape[:2], v.shape[2]))
+        return jnp.ones((*q.shape[:2], k.shape[1])), total
+
+    options = {"mix": mix} | options
+    return attn.multi_head_attention(one_layer()[1], tokens(3), tokens(4), **options)
+
+
+def test_edited_weights_mix_the_values_with_and_without_a_mask():
+    """Those that a mask excludes stay 0; other edits of the same call count, too."""
+    _, p = one_layer(3)
+    x, y = tokens(3), tokens(4, seed=9)
+    exists = np.array([True, True, False, True])
+    edit = {"weights": lambda value, layer: 0 * value + 0.5, "v": lambda value, layer: 3 * value}
+    v = np.asarray(attn.project_heads(y, p.w_v, p.b_v))
+    for mask, used in ((None, np.ones(4)), (jnp.asarray(exists)[None], exists)):
+        context = AttentionContext(mask=mask)
+        out, weights = attn.multi_head_attention(p, x, y, context=context, edit=edit)
+        np.testing.assert_array_equal(weights, np.broadcast_to(0.5 * used, (3, 3, 4)))
+        mixed = np.einsum("hnm,hmv->hnv", np.asarray(weights), 3 * v)
+        assert_close(out, np.einsum("hnv,hvd->nd", mixed, p.w_o) + np.asarray(p.b_o), atol=1e-5)
+
+
+def test_a_function_that_gives_the_output_takes_the_place_of_the_weights():
+    _, p = one_layer()
+    out, weights = attend_by_sums()
+    total = np.asarray(attn.project_heads(tokens(4), p.w_v, p.b_v)).sum(1)
+    assert_close(out, np.tile(np.einsum("hv,hvd->d", total, p.w_o) + p.b_o, (3, 1)), atol=1e-5)
+    assert weights.shape == (3, 3, 4) and np.all(weights == 1)
+
+
 @parametrize_refusals(
     [
         (
@@ -70,6 +104,15 @@ def test_attention_written_out_number_by_number(score, scale):
             lambda: attn.multi_head_attention(one_layer()[1], tokens(3), tokens(3)[0]),
             r"y of shape \(12,\) is not \[tokens, d\]",
         ),
+        (
+            lambda: attn.multi_head_attention(
+                one_layer()[1], tokens(3), tokens(3), edit={"q": abs, "keys": abs}
+            ),
+            "place 'keys' is not one of .* of attention",
+        ),
+        (lambda: attend_by_sums(dropout_key=jax.random.key(0)), "cannot be edited or dropped"),
+        (lambda: attend_by_sums(edit={"weights": abs}), "cannot be edited or dropped"),
+        (lambda: attend_by_sums(mix=lambda q, k, v, _: (v, v)), "mix returned the shapes"),
     ]
 )
 def test_what_is_no_attention_of_one_example(arguments, message):

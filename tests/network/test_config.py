@@ -158,6 +158,8 @@ def test_floats_are_leaves_and_all_else_is_static():
             {"position": "rotary", "rotary_tables": ((9, (1.0, 2.0)),)},
             "rotary_tables has 2 frequencies for 1 pairs",
         ),
+        ({"position": "rotary", "rotary_tables": ((9, (1.0,), 3),)}, "are not pairs"),
+        ({"position": "rotary", "rotary_tables": ([9, (1.0,)],)}, "are not pairs"),
         ({"mix": np.tanh, "mixing": rc.network.Mixing()}, "replaces normalise and mixing"),
         ({"mix": np.tanh, "normalise": np.tanh}, "replaces normalise and mixing"),
     ]
@@ -194,6 +196,9 @@ def test_what_is_no_config_is_called_as_its_argument():
         ({"rotary_theta": "1e4"}, "rotary_theta='1e4' is not in"),
         ({"clamp_distance": 1.5}, "clamp_distance=1.5 is not a whole number"),
         ({"norm_placement": "post"}, "parallel=True does not support norm_placement='post'"),
+        ({"norm_placement": "both"}, "parallel=True does not support norm_placement='both'"),
+        ({"d_shared": 12}, "num_experts=4 do not divide the 0 units"),
+        ({"d_shared": 16}, "num_experts=4 do not divide the -4 units"),
         ({"rotary_width": 3}, "rotary_width=3 is not even and between 2 and 6"),
         ({"rotary_width": 8}, "rotary_width=8 is not even"),
         ({"rotary_tables": ((9, (1.0,)),)}, "rotary_tables has 1 frequencies for 2 pairs"),

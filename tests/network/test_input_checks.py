@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.network.input_checks import is_embedded
+from rank_collapse.network.input_checks import check_bias, check_mask, is_embedded
+from rank_collapse.network.inputs import prepare_inputs
 from tests.oracles import draws
 from tests.oracles.passes import PASSES, D, N, group_heads, san
 from tests.support.refusals import each_is_refused, is_refused, parametrize_refusals
@@ -48,9 +49,27 @@ def test_what_contradicts():
     few = {name: getattr(attention, name)[:, :2] for name in ("w_k", "b_k", "w_v", "b_v")}
     pairs = draws.changed(params_of_three, attention=few)
     is_refused(r"[wb]_[kv] is of shape \(2, 2, ", rc.apply, pairs, X, three)
+    empty = draws.changed(
+        params_of_three,
+        attention={name: getattr(attention, name)[:, :0] for name in few},
+    )
+    is_refused(r"[wb]_[kv] is of shape \(2, 0, ", rc.apply, empty, X, three)
     # Ablations on the same weights leave parts unused.
+    prepare_inputs(params, X, config.replace(norm="rms"))  # the biases of norms
     rc.apply(params, X, config.replace(mlp="none"))
     rc.apply(params, X, config.replace(norm_placement="none", attention_skip=False))
+
+
+def test_masks_and_biases_have_at_most_the_axes_of_scores():
+    """Axes of length 1 are those of every head or query."""
+    shape = (2, 3, 4)
+    for sizes in ((4,), (3, 4), (2, 3, 4), (1, 3, 4), (2, 1, 4), (1, 1, 4), (1, 4)):
+        bias = check_bias(np.zeros(sizes), shape)
+        assert bias.shape == (1,) * (3 - len(sizes)) + sizes
+        assert check_mask(np.ones(sizes, bool), shape, "mask").shape == sizes
+    for sizes in ((1, 2, 3, 4), (1, 1, 1, 4), (3, 3, 4), (2, 4), (2, 3, 3)):
+        is_refused(r"bias of shape \(", check_bias, np.zeros(sizes), shape)
+        is_refused(r"mask of shape \(", check_mask, np.ones(sizes, bool), shape, "mask")
 
 
 TEXT = {"embedding": rc.EmbeddingConfig(vocab_size=11, d_embed=D)}
@@ -67,6 +86,10 @@ TEXT = {"embedding": rc.EmbeddingConfig(vocab_size=11, d_embed=D)}
         ({}, {"x": X, "bias": "causal"}, "bias of type str is not an array of numbers"),
         ({}, {"x": X, "dropout_rate": np.full(2, 0.1)}, r"dropout_rate=array\(\[0.1, 0.1\]\)"),
         ({}, {"x": X + 1j}, r"x of shape \(5, 8\) and dtype complex64"),
+        ({}, {"x": X[None]}, r"\(1, 5, 8\) .* \(the config has no embedding\); use jax.vmap"),
+        ({}, {"x": X[0]}, r"x of shape \(8,\) and .* \(the config has no embedding\)$"),
+        ({}, {"x": jnp.ones((2, 8), int)}, r"int32 is .* embedding\); use jax.vmap for a batch$"),
+        (TEXT, {"x": X + 1j}, r"complex64 is not \[n, d_model=8\]$"),
     ]
 )
 def test_inputs_of_no_use_and_token_ids_outside_the_vocabulary_are_refused(arguments, message):

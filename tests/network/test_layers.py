@@ -95,6 +95,13 @@ def test_errors_name_the_value(arguments, message):
     is_refused(message, *arguments)
 
 
+def test_a_map_without_a_bias_adds_none():
+    x, w = tokens(), np.asarray(draws.normal(8, 6, seed=1))
+    params = layers.MLPParams(w_in=w, w_out=w.T)
+    expected = np.maximum(np.asarray(x) @ w, 0) @ w.T
+    assert_close(layers.apply_mlp(params, x, "relu"), expected, rtol=1e-5, atol=1e-4)
+
+
 def test_shared_units_have_a_gate_of_their_own(x64):
     experts = {"num_experts": 2, "experts_per_token": 1, "router": "all", "d_shared": 3, "d_ff": 7}
     routing = rc.TransformerConfig(**(FORM | experts)).routing

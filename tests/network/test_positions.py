@@ -41,12 +41,14 @@ def compute_published_bucket(distance, num_buckets, max_distance, bidirectional)
     return bucket + min(exact + int(steps), num_buckets - 1)
 
 
+@pytest.mark.parametrize("num_buckets", [32, 31])
 @pytest.mark.parametrize("bidirectional", [True, False])
-def test_relative_buckets(bidirectional):
-    buckets = np.asarray(positions.relative_buckets(70, 90, 32, 61, bidirectional))
+def test_relative_buckets(bidirectional, num_buckets):
+    buckets = np.asarray(positions.relative_buckets(70, 90, num_buckets, 61, bidirectional))
     for i in range(0, 70, 3):
         for j in range(0, 90, 3):
-            assert buckets[i, j] == compute_published_bucket(j - i, 32, 61, bidirectional)
+            expected = compute_published_bucket(j - i, num_buckets, 61, bidirectional)
+            assert buckets[i, j] == expected
 
 
 def test_llama_3_keeps_fast_waves_and_divides_slow_ones(x64):

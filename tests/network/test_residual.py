@@ -7,7 +7,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.residual import layer_gains
+from rank_collapse.network.residual import init_gains, layer_gains
 from rank_collapse.network.walk import walk_layers
 from tests.oracles import draws, mp_network
 from tests.support.closeness import assert_close
@@ -80,6 +80,19 @@ def test_learned_gains_multiply_given_ones_layer_by_layer_and_feature_by_feature
         )
         message = "learned_skip_gain is set: its gains are in the parameters"
         is_refused(message, layer_gains, config, jnp.float32)
+
+
+def test_learned_gains_begin_at_those_of_each_feature_where_they_are_learned_so():
+    config, params = make_network(learned_per_feature=True, learned_branch_gain=FEATURES)[:2]
+    for kind in ("attention", "mlp"):
+        gains = init_gains(config)[f"{kind}_gains"]
+        assert_close(gains.branch, FEATURES, rtol=1e-6)
+        assert gains.skip is None
+        assert getattr(params.layers, f"{kind}_gains").branch.shape == (L, D)
+    message = "learned_branch_gain is given per feature, but learned_per_feature=False"
+    is_refused(message, init_gains, config.replace(learned_per_feature=False))
+    by_layer = init_gains(config.replace(learned_branch_gain=ALPHA))["mlp_gains"].branch
+    assert_close(by_layer, np.tile(ALPHA[:, None], D), rtol=1e-6)
 
 
 def test_a_width_that_was_not_given_follows():

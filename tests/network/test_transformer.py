@@ -67,6 +67,32 @@ def test_single_precision_matches_numpy(name):
     np.testing.assert_allclose(trace.output, output, rtol=1e-4, atol=2e-5 * scale)
 
 
+def test_a_batch_is_each_example_with_its_masks_and_the_edits_of_all():
+    """Values that are kept have the batch behind the layers."""
+    config = rc.transformer(2, 3, D, cross_attention=True)
+    params = draws.parameters(config)
+    rng = np.random.default_rng(0)
+    masks = {"mask": rng.random((2, N)) < 0.7, "memory_mask": rng.random((2, 4)) < 0.7}
+    masks["mask"][:, 0] = masks["memory_mask"][:, 0] = True
+    x, memory = (np.stack([draws.tokens(n, D, seed=s) for s in (1, 2)]) for n in (N, 4))
+    common = {"keep": ("q", "cross_v"), "edit": {"v": lambda v, layer: v * (1 + layer)}}
+    batch = rc.network.apply_batch(params, x, config, memory=memory, bias=None, **masks, **common)
+    assert batch.kept["q"].shape == (2, 2, 3, N, 4)
+    for i in range(2):
+        own = {name: mask[i] for name, mask in masks.items()}
+        single = rc.apply(params, x[i], config, memory=memory[i], **own, **common)
+        assert_close(batch.hidden[:, i], single.hidden, atol=1e-5)
+        assert_close(batch.output[i], single.output, atol=1e-5)
+        for name, values in single.kept.items():
+            assert_close(batch.kept[name][:, i], values, atol=1e-5)
+
+
+def test_a_rate_of_dropout_that_is_traced_needs_no_key():
+    config, params, x, _ = build("san")
+    run = jax.eval_shape(lambda rate: rc.apply(params, x, config, dropout_rate=rate).output, 0.1)
+    assert run.shape == (N, D)
+
+
 @pytest.mark.full
 def test_bfloat16_stays_bfloat16_and_close():
     config, params, x, _ = build("transformer")

@@ -125,14 +125,39 @@ SHORT = config_of(attention_skip=True, mlp="none")
             r"w of shape \(4, 2\) and b of shape \(3,\)",
         ),
         (
+            lambda p, x: rc.logit_attribution(jnp.zeros((2, 3, 4)), jnp.zeros(4)),
+            r"shape \(4,\), but must be \[d, c\], .* d=4",
+        ),
+        (
+            lambda p, x: rc.logit_attribution(jnp.zeros((2, 3, 4)), jnp.zeros((4, 2, 3))),
+            r"shape \(4, 2, 3\), but must be \[d, c\], .* d=4",
+        ),
+        (
+            lambda p, x: rc.logit_attribution(
+                rc.direct_contributions(p, x, SHORT), jnp.zeros((5, 2))
+            ),
+            r"shape \(5, 2\), but must be \[d, c\], .* d=8$",
+        ),
+        (
             lambda p, x: rc.head_contributions(p, x, SHORT, chunk=0),
             "chunk=0 is not a whole number from 1 on",
+        ),
+        (
+            lambda p, x: rc.head_contributions(p, x, SHORT, edit={"head_output": lambda v, l: v}),
+            "head_contributions does not cover",
         ),
     ]
 )
 def test_what_does_not_fit_is_named(arguments, message):
     (call,) = arguments
     is_refused(message, lambda: call(*example(SHORT)[:2]))
+
+
+def test_without_mlps_and_memory_their_parts_are_absent():
+    params, x, _ = example(SHORT)
+    direct = rc.direct_contributions(params, x, SHORT)
+    assert direct.mlps is None and direct.cross is None
+    assert_close(direct.total, rc.apply(params, x, SHORT).output, atol=1e-5)
 
 
 def test_dropped_weights_are_those_of_the_heads():

@@ -85,6 +85,11 @@ def test_counts_of_nothing(arguments, message):
             "choice 3, but .* a head from 0 to 1,",
         ),
         (lambda: rp.check_paths(np.array([0, -2, 1]), 3, 2), "choice -2"),
+        (lambda: rp.check_paths(1, 3, 2), r"shape \(\), .* depth=3"),
+        (
+            lambda: rp.check_paths([0, 7, 9], 3, 4),
+            "choice 7, but .* a head from 0 to 3, or 4 for the skip or -1 for all heads",
+        ),
         (
             lambda: rp.check_paths(np.zeros(3, np.float32), 3, 2),
             "paths are float32, but",

@@ -92,8 +92,41 @@ def choosing_model(x):
     return norm(jax.lax.switch(jnp.asarray(7) + 0 * jnp.int32(x[0, 0]), layers, x))
 
 
+def counting_model(x):
+    """The condition of the loop and its step each read an array from outside."""
+    limit = L + 0 * x[0, 0].astype(jnp.int32)
+
+    def step(carry):
+        i, h = carry
+        return i + 1, compute_layer(WEIGHTS[i], h)[0]
+
+    return jax.lax.while_loop(lambda carry: carry[0] < limit, step, (0, x))[1]
+
+
+def splitting_model(x):
+    """Queries, keys and values are one product, which is split."""
+    for w in WEIGHTS:
+        with jax.named_scope("att"):
+            q, k, v = jnp.split(norm(x) @ jnp.concatenate(w[:3], axis=1), 3, axis=1)
+            attention = jax.nn.softmax(q @ k.T / np.sqrt(D)) @ v
+        x = x + attention
+        with jax.named_scope("mlp"):
+            mlp = jax.nn.gelu(norm(x) @ w[3]) @ w[4]
+        x = x + mlp
+    return norm(x)
+
+
 @pytest.mark.parametrize(
-    "model", [scan_model, loop_model, reversed_model, choosing_model, jax.jit(run_plain)]
+    "model",
+    [
+        scan_model,
+        loop_model,
+        counting_model,
+        reversed_model,
+        choosing_model,
+        splitting_model,
+        jax.jit(run_plain),
+    ],
 )
 def test_loops_and_jit_are_gone_through(tmp_path, model):
     rc.record_function(model, X, tmp_path / "a.safetensors", branches=BOTH)
@@ -113,6 +146,20 @@ def test_batches_and_token_ids(tmp_path):
         tmp_path / "a.npz",
         *(np.stack([np.stack(p) for p in parts], axis=1) for parts in (states, attention, mlps)),
     )
+
+
+def test_further_outputs_are_left_out_and_further_arrays_written(tmp_path):
+    path, ids, logits = tmp_path / "a.npz", jnp.arange(5), draws.normal(5, 7).tolist()
+    arrays = {"token_ids": ids, "logits": logits}
+    model = lambda x: (run_plain(x, "post"), 3 * x)  # noqa: E731
+    rc.record_function(model, X, path, branches=BOTH, **arrays)
+    check(path, *expect(X, "post"))
+    replayed = tmp_path / "b.safetensors"  # of its own inputs: the same
+    rc.record_function(model, X, replayed, branches=BOTH, inputs=path)
+    check(replayed, *expect(X, "post"))
+    with np.load(path) as saved:
+        np.testing.assert_array_equal(saved["token_ids"], ids)
+        assert_close(saved["logits"], logits, atol=1e-6)
 
 
 def test_bfloat16_is_kept_and_agrees(tmp_path):
@@ -226,6 +273,15 @@ def test_what_cannot_be_recorded_is_one_line(tmp_path):
             return x + attend(WEIGHTS[0], x)
 
     is_refused("the scope of a branch must not contain its skip", record, with_skip, "att")
+
+    def product(x):
+        with jax.named_scope("att"):
+            a = jnp.tanh(x)
+        with jax.named_scope("mlp"):
+            m = jnp.sin(x)
+        return x + a * m
+
+    is_refused("no branch is added to a state of its shape", record, product)
     batched = jax.vmap(jax.vmap(run_plain))
     is_refused(r"must be \[tokens, width\]", record, batched, BOTH, X[None, None])
     with pytest.raises(ValueError, match="outside of jit"):

@@ -122,6 +122,62 @@ def test_a_fault_is_found_on_the_inputs_of_the_other_run(replay):
     assert all(row.added < 1e-5 for place, row in rows.items() if place != (1, "attention"))
 
 
+def test_a_sum_that_is_computed_twice_is_one_sum(replay):
+    def model(x):
+        for w in WEIGHTS:
+            with jax.named_scope("att"):
+                attention = attend(w, norm(x))
+            h = norm(x + attention)
+            with jax.named_scope("mlp"):
+                mlp = jax.nn.gelu(h @ w[3]) @ w[4]
+            x = (x + attention) + mlp
+        return norm(x)
+
+    replayed, other = map(list_layers, replay(model))
+    assert len(replayed) == len(other) == len(WEIGHTS)
+    for a, b in zip(replayed, other, strict=True):
+        for kind in b.branches:
+            np.testing.assert_array_equal(a.branches[kind], b.branches[kind])
+
+
+def test_the_mask_of_the_other_run_is_its_own(replay, tmp_path):
+    mask = np.arange(len(X)) < 3
+    path, inputs = replay(run_plain, mask=None)
+    assert open_recording(path).shape == open_recording(inputs).shape
+    options = {"branches": BOTH, "inputs": inputs}
+    rc.record_function(run_plain, OTHER, inputs, branches=BOTH, mask=mask)
+    rc.record_function(run_plain, X, path, mask=mask.astype(int).tolist(), **options)
+    is_refused(
+        "has another mask than the model",
+        rc.record_function,
+        run_plain,
+        X,
+        path,
+        mask=~mask,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    ("instead", "message"),
+    [
+        (lambda x: x, "fn adds other branches than before"),
+        (run_plain, "the branch 'att' reads another state"),
+    ],
+)
+def test_a_choice_by_the_states_is_refused_where_it_changes(replay, instead, message):
+    """Fewer branches than on the function's own stream, or more."""
+    own, others = (compute_layer(WEIGHTS[0], x)[0].sum() for x in (X, OTHER))
+
+    def model(x):
+        x, _, _ = compute_layer(WEIGHTS[0], x)
+        is_own = jnp.abs(x.sum() - own) < jnp.abs(x.sum() - others)
+        x = jax.lax.cond(is_own, lambda x: compute_layer(WEIGHTS[1], x)[0], instead, x)
+        return norm(compute_layer(WEIGHTS[2], x)[0])
+
+    is_refused(message, replay, model, run_plain)
+
+
 def test_of_states_alone_the_branches_are_its_own(replay):
     replayed, other = map(list_layers, replay(run_plain, keep=("residual",)))
     for index, (a, b) in enumerate(zip(replayed, other, strict=True)):

@@ -15,6 +15,7 @@ from tests.oracles.field_cases import NETWORKS, covered_parts
 from tests.oracles.frozen_paths import frozen_lengths
 from tests.oracles.function_paths import (
     W8,
+    attn,
     contributions,
     ranks_of_others as ranks_of_others,
 )
@@ -325,3 +326,102 @@ def test_a_name_of_what_a_branch_of_its_kind_reads_counts_nothing_more(x64):
 
     result = contributions(fn, x, "attn.*")
     assert_close(result.by_length, [x, x @ W8], atol=1e-12)
+
+
+def name_by_both(x):
+    with jax.named_scope("attn"):
+        a = x @ W8
+    return x + checkpoint_name(a, "mlp")
+
+
+def join_gates(x):
+    with jax.named_scope("attn"):
+        a = jnp.concatenate([jnp.tanh(x @ W8)[:2], jax.nn.silu(x)[2:]])
+    return x + a
+
+
+def enter_twice(x):
+    with jax.named_scope("attn"):
+        q, table = x @ W8, jnp.cos(jnp.arange(D) * 1.0)
+    with jax.named_scope("attn"):
+        a = q * table
+    return x + a
+
+
+def scale_by_loops_of_constants(x):
+    table = jax.lax.scan(lambda c, _: (c + 1.0, c), 0.0, length=D)[1]
+    table = jax.lax.cond(table[0] < 1, lambda t: t + 1, lambda t: t, table)
+    return x + checkpoint_name(table * x, "attn")
+
+
+BOTH = {"attention": "attn", "mlp": "mlp"}
+EDGES = {  # (function, branches, (index of a length, its sum) of all that are not 0)
+    "one kind in a dictionary": (
+        lambda x: x + attn(x),
+        {"attention": "attn"},
+        lambda x: {0: x, 1: x @ W8},
+    ),
+    "a name of the other kind": (name_by_both, BOTH, lambda x: {(0, 0): x, (1, 1): x @ W8}),
+    "joined gates": (
+        join_gates,
+        "attn",
+        lambda x: {0: x, 1: np.concatenate([np.tanh(x @ W8)[:2], x[2:] / (1 + np.exp(-x[2:]))])},
+    ),
+    "a number with a name": (
+        lambda x: attn(x) + checkpoint_name(1.0, "attn"),
+        "attn",
+        lambda x: {1: x @ W8},
+    ),
+    "a constant from one entry to the next": (
+        enter_twice,
+        "attn",
+        lambda x: {0: x, 2: x @ W8 * np.cos(np.arange(D))},
+    ),
+    "loops of constants": (
+        scale_by_loops_of_constants,
+        "attn",
+        lambda x: {0: x, 1: np.arange(1, D + 1) * x},
+    ),
+}
+
+
+def test_edges_of_branches(x64):
+    x = np.asarray(tokens())
+    sums = jax.jit(
+        lambda x: {
+            name: rc.function_contributions(fn, x, branches=branches).by_length
+            for name, (fn, branches, _) in EDGES.items()
+        }
+    )(x)
+    for name, (_, _, list_sums) in EDGES.items():
+        want = np.zeros(sums[name].shape)
+        for length, part in list_sums(x).items():
+            want[length] = part
+        assert_close(sums[name], want, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_a_print_is_no_operation_of_paths(x64, freeze):
+    x, seen = tokens(), []
+
+    def fn(x):
+        jax.debug.callback(seen.append, x.sum())
+        return x + attn(x)
+
+    result = contributions(fn, x, "attn", freeze=freeze)
+    assert_close(result.by_length, [x, x @ W8], atol=1e-12)
+    jax.effects_barrier()
+    assert_close(seen[0], x.sum())
+
+
+def test_a_sum_over_examples_passes_their_paths(x64):
+    """By collective sums."""
+    x = np.stack([tokens(), tokens(1)])
+
+    def fn(x):
+        mapped, whole = jax.lax.psum((x @ W8, x), "examples")
+        return x + checkpoint_name(mapped, "attn") + 2 * whole
+
+    run = jax.vmap(lambda x: contributions(fn, x, "attn"), axis_name="examples")
+    want = np.stack([x + 2 * x.sum(0), np.tile((x @ W8).sum(0), (2, 1, 1))], axis=1)
+    assert_close(run(x).by_length, want, atol=1e-12)

@@ -115,6 +115,10 @@ frozen = jax.lax.stop_gradient
 COMPLEX = np.ones((N, D)) * 1j
 
 
+def name_frozen(number):
+    return lambda x: x + sum(checkpoint_name(frozen(x), f"a{i}") for i in range(number))
+
+
 WRONG = [
     wrong(
         near_names,
@@ -131,6 +135,13 @@ WRONG = [
         "'attn_in' matches no scope or name; the nearest are 'attn_out'",
         branches="attn_in",
     ),
+    wrong(
+        lambda x: x + checkpoint_name(checkpoint_name(x @ W8, "attn_in"), "attn_out"),
+        "'attn_oot' matches no scope or name; the nearest are 'attn_out', 'attn_in'$",
+        branches="attn_oot",
+    ),
+    wrong(name_frozen(5), "matches 'a0', 'a1', 'a2', 'a3', 'a4', but no path", branches="a[0-9]"),
+    wrong(name_frozen(6), "matches 'a0', 'a1', 'a2', 'a3', 'a4', …, but no p", branches="a[0-9]"),
     wrong(attn, "branches='\\(' is not a regular expression: ", branches="("),
     wrong(attn, "branches='' is not a regular expression", branches=""),
     wrong(attn, "branches=3 is not a regular expression", branches=3),
@@ -204,6 +215,7 @@ WRONG = [
     ),
     wrong(lambda x: None, "fn returns 0 arrays, but must return one$"),
     wrong(lambda x: attn(x).argmax(), "fn returns int32, but must return real floats"),
+    wrong(lambda x: attn(x) * 1j, "fn returns complex(64|128), but must return real floats"),
     wrong("attn", "fn is str, not a function of x"),
     wrong(attn, "longest=-1", longest=-1),
     wrong(attn, "longest=1.5", longest=1.5),
@@ -217,6 +229,11 @@ WRONG = [
         attn,
         r"direction is float(32|64)\[2\], but must be floats of the shape of x, \[5, 8\]",
         direction=np.ones(2),
+    ),
+    wrong(
+        attn,
+        r"direction is int(32|64)\[5, 8\], but must be floats of the shape of x, \[5, 8\]",
+        direction=np.ones((N, D), int),
     ),
     wrong(attn, "direction is str, not one array", direction="x"),
     wrong(attn, "direction is dict, not one array", direction={"x": np.ones(2)}),

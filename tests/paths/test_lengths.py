@@ -66,6 +66,17 @@ def test_rollout_by_length_is_the_sum_over_all_choices_of_layers():
     assert_close(rc.rollout(weights), half, atol=1e-15)
 
 
+def test_a_list_of_layers_is_their_stack():
+    """Layers of one example, as transformers returns them, too."""
+    weights = causal_weights(4, 3, 5)
+    expected = rc.rollout(weights, SHARES)
+    assert_close(rc.rollout(list(weights), SHARES), expected)
+    assert_close(rc.rollout(tuple(weights[:, None]), SHARES), expected)
+    # one token, and one head: not a batch of one
+    assert_close(rc.rollout(list(weights[:, :1]), SHARES), rc.rollout(weights[:, 0], SHARES))
+    assert_close(rc.rollout(list(np.ones((4, 1, 1))), SHARES), [[1]])
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_rollout_has_the_dtype_of_the_weights(dtype):
     weights = causal_weights(2, 1, 3).astype(dtype)
@@ -174,6 +185,10 @@ def test_wrong_shapes_and_values_are_named():
     np.testing.assert_array_equal(rc.path_length_law(np.array([0.0, 1.0])), [0, 1, 0])
     np.testing.assert_array_equal(rc.path_length_law(np.zeros((2, 0))), [[1], [1]])
     is_refused(r"\(2, 3, 4\)", rc.rollout, np.ones((2, 3, 4)))
+    is_refused(r"shape \(2, 4\)", rc.rollout, np.ones((2, 4)))
+    batches = causal_weights(4, 3, 5).reshape(2, 2, 3, 5, 5)
+    is_refused(r"shape \(2, 2, 3, 5, 5\)", rc.rollout, list(batches))
+    is_refused(r"shape \(2, 1, 3, 5, 5\)", rc.rollout, batches[:, :1])
     is_refused(r"1\.2", rc.path_length_law, jnp.array([0.2, 1.2]))
     is_refused("shares=0.5 is a single number", rc.path_length_law, 0.5)
     for shape in ((3,), (2, 1)):

@@ -79,14 +79,15 @@ def test_tied_weights_add_up_where_untied_ones_do_not():
     assert get_rms(n**-0.5, tied) > 1.5 > 1.2 > max(get_rms(n**-0.5), get_rms(1 / n, tied))
 
 
-NETWORK = make_config().replace(layer_map=(0, 0, 1, 1, 0, 1))
+NETWORK = make_config().replace(layer_map=(0, 2, 1, 0, 1, 2))
 
 
 @parametrize_refusals(
     [
         (
             lambda: rc.loop_report(draws.parameters(NETWORK), draws.tokens(5, 8), NETWORK),
-            r"layer_map=\(0, 0, 1, 1, 0, 1\)",
+            r"layer_map=\(0, 2, 1, 0, 1, 2\) of depth=6 must contain all rows from 0 to 2 in "
+            r"order, once for each loop; \(0, 1, 2, 0, 1, 2\) has two loops of depth=6",
         ),
     ]
 )

@@ -284,6 +284,10 @@ def test_logits_of_a_set_take_the_options_of_its_states():
             r"sets \[\.\.\., p, L",
         ),
         (
+            lambda c, p, x: rc.paths.path_set_states(p, x, c, np.zeros((2, 0, 3), int)),
+            r"shape \(2, 0, 3\) are not sets \[\.\.\., p, L",
+        ),
+        (
             lambda c, p, x: rc.paths.path_state(p, x, c, np.array([0, 1, 1]), semantics="thawed"),
             "semantics='thawed' is not one of",
         ),

@@ -1,5 +1,6 @@
 """The Jacobian from a state to the last one: against jacfwd, in three kinds of functions."""
 
+import functools
 import re
 
 import jax
@@ -109,6 +110,29 @@ def test_the_rank_of_the_jacobian_by_distance(inputs):
     assert_close(short[-1], want, rtol=1e-8)
 
 
+@pytest.mark.parametrize("freeze", [False, True])
+def test_the_ranks_at_all_distances_of_one_attention(x64, freeze):
+    """Of x + P(x) x W, states in the scope of another name: frozen, all of P W stays."""
+    x, w = draws.normal(N, D), draws.normal(D, D, seed=1)
+
+    def attend(x, weights):
+        scores = jnp.where(np.tri(N, dtype=bool), x @ x.T, -jnp.inf)
+        return weights(jax.nn.softmax(scores)) @ x @ w
+
+    def fn(x):
+        x = checkpoint_name(2 * x, "stream")
+        return x + checkpoint_name(attend(x, lambda p: p), "mix")
+
+    fixed = jax.lax.stop_gradient if freeze else lambda p: p
+    jacobian = np.asarray(jax.jacfwd(lambda x: attend(x, fixed))(2 * x))[2:, :, 2]
+    whole = jacobian + np.eye(D) * (np.arange(N - 2) == 0)[:, None, None]
+    options = {"layer": 0, "source": 2, "states": "stream", "branches": "mix", "freeze": freeze}
+    ranks = in_one_program(transport_ranks, fn, x, **options)
+    assert ranks.shape == (3, N - 2)
+    assert_close(ranks[1], rc.effective_rank(jacobian), rtol=1e-8)
+    assert_close(ranks[2], rc.effective_rank(whole), rtol=1e-8)
+
+
 def test_longest_leaves_the_total_whole(inputs):
     params, x = inputs
     fn, v = name_states(params, CONFIG), np.arange(D)  # ones would not pass a LayerNorm
@@ -167,6 +191,8 @@ def test_what_is_no_stack_of_states_and_distances_beyond_it_are_refused():
     def fn(x):
         return x + checkpoint_name(2 * checkpoint_name(x, "residual"), "attention")
 
+    message = r"fn has states of the shape \[1, 6, 8\], but transport needs \[n, d\]"
+    is_refused(message, transport, fn, x[None], np.ones(D), skip=0, **options)
     message = r"fn returns the shape \[8\], but must return states \[n, d\]"
     is_refused(message, transport, lambda x: fn(x).sum(0), x, np.ones(D), skip=0, **options)
     for distances in ([0, 4], [-1]):
@@ -184,19 +210,21 @@ def test_a_name_in_a_condition_is_refused():
         transport(fn, np.ones((4, 3)), np.ones(3), layer=0, branches="a", skip=0)
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2])
-def test_states_before_a_scan_count_as_layers(x64, layer):
-    """The states after layers that act on each token alone, behind the named start."""
+@pytest.mark.parametrize("layer", [0, 1, 4, 5])
+def test_states_around_a_scan_and_two_in_each_step_count_as_layers(x64, layer):
+    """The states after layers that act on each token alone; a condition has no names."""
     weights, x, v = 0.3 * draws.normal(2, D, D), draws.normal(N, D), draws.normal(D, seed=3)
 
     def step(x, w):
-        return checkpoint_name(x + checkpoint_name(x @ w, "attention"), "residual"), None
+        x = checkpoint_name(x + checkpoint_name(x @ w, "attention"), "residual")
+        return checkpoint_name(2 * x, "residual"), None
 
     def fn(x):
-        return jax.lax.scan(step, checkpoint_name(x, "residual"), weights)[0]
+        x = jax.lax.scan(step, checkpoint_name(x, "residual"), weights)[0]
+        x = jax.lax.cond(x[0, 0] < 99, lambda x: 3 * x, lambda x: x, x)
+        return 5 * checkpoint_name(x, "residual")
 
     moved = transport(fn, x, v, layer=layer, branches="attention", skip=0, sources=1)
-    want = v
-    for w in weights[layer:]:
-        want = want + want @ w
-    assert_close(moved.total, want, rtol=1e-9)
+    one = np.eye(D)
+    maps = [one + weights[0], 2 * one, one + weights[1], 2 * one, 3 * one, 5 * one]
+    assert_close(moved.total, functools.reduce(np.matmul, maps[layer:], v), rtol=1e-9)

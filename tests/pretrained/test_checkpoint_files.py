@@ -10,7 +10,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rank_collapse.pretrained.checkpoint_files import open_weights, wrap_torch_tensors
+from rank_collapse.pretrained.checkpoint_files import (
+    as_array,
+    open_weights,
+    wrap_torch_tensors,
+)
 from tests.support.refusals import is_refused
 
 with_torch = pytest.mark.skipif(
@@ -158,6 +162,17 @@ def test_a_dtype_that_numpy_lacks_is_named(tmp_path):
     write_safetensors(tmp_path / "model.safetensors", {"a": make_entry(0, 32, [32], "F8_E4M3")})
     with pytest.raises(ValueError, match="F8_E4M3"):
         open_weights(tmp_path)
+
+
+@with_torch
+def test_a_tensor_of_a_dtype_that_numpy_lacks_is_refused():
+    import torch
+
+    for kind in (torch.float8_e4m3fn, torch.float8_e5m2):
+        message = f"unsupported dtype {str(kind)[6:]}, as in a quantised checkpoint"
+        is_refused(message, as_array, torch.ones(2).to(kind))
+    wide = torch.tensor([1.0, 2.5], dtype=torch.bfloat16)
+    assert as_array(wide).tolist() == [1, 2.5] and as_array(wide).dtype == ml_dtypes.bfloat16
 
 
 DTYPES = {

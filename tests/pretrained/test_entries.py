@@ -140,6 +140,7 @@ def test_longrope_divides_each_wave_by_its_own_number():
     entry = {"rope_type": "longrope", "short_factor": [1, 2], "long_factor": [4, 8]}
     settings = SETTINGS | {"original_max_position_embeddings": 16, "rope_theta": 100.0}
     fields = rotary_fields(entry, settings, 4)
+    assert rotary_fields(entry | {"rope_type": "su"}, settings, 4) == fields  # its older name
     (short, near), (long, far) = fields["rotary_tables"]
     assert (short, long) == (16, ANY_LENGTH)
     assert_close(near, [1, 1 / 20])
@@ -174,6 +175,8 @@ def test_positions_reach_as_far_as_the_scaling():
         ({"rope_type": "dynamic", "factor": 1.5}, 96),
         ({"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16}, 128),
         ({"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}, 64),
+        ({"type": "yarn", "original_max_position_embeddings": 16}, 64),
+        ({"rope_type": "dynamic"}, 64),
     ):
         assert num_positions(entry, SETTINGS) == expected
 

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -264,6 +265,34 @@ def test_layers_without_positions():
     assert rotary("smollm3", no_rope_layers=[0, 1, 1, 0, 1]) == (False, True, True, False)
     assert rotary("cohere2", layer_types=["full_attention"] * 4) == (False,) * 4
     assert rotary("llama") == ()
+
+
+def test_a_decoder_of_bert_is_causal_and_attends_to_an_encoder_where_it_says_so():
+    for entries, mask, cross in (
+        ({}, "none", False),
+        ({"add_cross_attention": True}, "none", False),
+        ({"is_decoder": True}, "causal", False),
+        ({"is_decoder": True, "add_cross_attention": True}, "causal", True),
+    ):
+        config = make_config("bert", **entries)
+        assert (config.mask, config.cross_attention) == (mask, cross)
+
+
+def test_tensors_that_a_checkpoint_may_lack_have_no_name():
+    """Segments of BERT without types of tokens; a table of T5 that both of its parts share."""
+    bert = pretrained.FAMILIES["bert"]
+    for number in (0, 2):
+        names = bert.names(None, {"type_vocab_size": number}).outside
+        assert ("embedding.segments" in names) == (number > 0)
+    settings = pretrained.settings_of({"model_type": "t5"}, "decoder")
+    for held, expected in (
+        (["shared.weight"], "shared.weight"),
+        (["shared.weight", "decoder.embed_tokens.weight"], "decoder.embed_tokens.weight"),
+        (["shared.weight", "encoder.embed_tokens.weight"], "shared.weight"),
+    ):
+        weights = SimpleNamespace(has_tensor=set(held).__contains__, is_random=False)
+        names = pretrained.FAMILIES["t5"].names(weights, settings)
+        assert names.outside["embedding.tokens"] == expected
 
 
 def test_null_is_a_value_where_it_means_without():

@@ -73,6 +73,19 @@ def test_every_family_refuses_something():
     [(name, *row) for name, row in REFUSED.items()]
     + [("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5")]
     + [("mistral", {"sliding_window": 1}, "sliding_window=1 leaves no other token")]
+    + [
+        ("smollm3", {"num_hidden_layers": 3, "no_rope_layers": row}, "is not a list of 3 entries")
+        for row in ([0, 1, 2], [0, 1, None])
+    ]
+    + [
+        (
+            "vit",
+            {"image_size": [24, 24], "patch_size": [2, 4]},
+            r"patch_size=\[2, 4\] does not tile",
+        ),
+        ("vit", {"image_size": [4, 5], "patch_size": 2}, r"does not tile image_size=\[4, 5\]"),
+        ("vit", {"image_size": [5, 4], "patch_size": 2}, r"does not tile image_size=\[5, 4\]"),
+    ]
     + [("t5", {"feed_forward_proj": "gated-tanh"}, "feed_forward_proj='gated-tanh' is not support")]
     + [("t5", {"feed_forward_proj": "sine"}, "activation 'sine' is not one of")]
     + [
@@ -95,6 +108,7 @@ def test_what_is_not_supported_is_named(arguments, message):
         ("t5", "both", r"part='both' of a t5 model is not one of \('encoder'"),
         ("bert", "encoder", r"part='encoder' of a bert model is not one of \(\)"),
         ("bart", None, "model_type='bart' is not one of"),
+        (["bert"], None, r"model_type=\['bert'\] is not one of"),
     ]
 )
 def test_parts_and_kinds_that_there_are_not(arguments, message):

@@ -149,8 +149,9 @@ def test_missing_tensor_and_shard(folder):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     unreadable(folder, "model-00001-of-00002.safetensors", "missing", error=FileNotFoundError)
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": 3}}')
-    unreadable(folder, "model.safetensors.index.json", "no weight_map with file names")
+    for content in ('{"weight_map": {"a": 3}}', '{"weight_map": ["a"]}', "{}"):
+        (folder / "model.safetensors.index.json").write_text(content)
+        unreadable(folder, "model.safetensors.index.json", "no weight_map with file names")
 
 
 def test_no_tensor_of_the_family(tmp_path):
@@ -170,6 +171,7 @@ def test_no_tensor_of_the_family(tmp_path):
         ({"num_attention_heads": 5}, ("num_heads=5 does not divide d_model=24",)),
         ({"position_embedding_type": "relative_key"}, ("relative_key", "not supported")),
         ({"quantization_config": {"quant_method": "gptq"}}, ("quantised by 'gptq'",)),
+        ({"quantization_config": "int8"}, ("quantised by 'int8'",)),
     ],
 )
 def test_config_that_contradicts_the_weights(folder, entries, words):

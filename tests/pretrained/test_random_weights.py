@@ -80,6 +80,27 @@ def test_the_first_end_of_a_name_that_has_a_law_decides():
         assert law(name, settings, 4) == expected, name
 
 
+def test_deviations_of_t5_are_its_factor_over_the_root_of_what_a_map_reads():
+    """Of queries also over that of their width, which the scores are not divided by."""
+    sizes = {"d_model": 8, "d_kv": 4, "num_heads": 3, "d_ff": 16, "initializer_factor": 2.0}
+    settings = pretrained.settings_of({"model_type": "t5"} | sizes)
+    for name, reads in (
+        ("SelfAttention.q", 8 * 4),
+        ("SelfAttention.k", 8),
+        ("SelfAttention.v", 8),
+        ("SelfAttention.o", 3 * 4),
+        ("SelfAttention.relative_attention_bias", 8),
+        ("DenseReluDense.wi", 8),
+        ("DenseReluDense.wo", 16),
+    ):
+        law = pretrained.FAMILIES["t5"].tensor_law(
+            f"encoder.block.0.layer.0.{name}.weight", settings
+        )
+        assert law == Draw(pytest.approx(2 / reads**0.5)), name
+    for name, law in (("shared.weight", Draw(2.0)), ("layer_norm.weight", Draw(value=2.0))):
+        assert pretrained.FAMILIES["t5"].tensor_law(name, settings) == law
+
+
 def test_a_tensor_depends_on_the_key_and_its_name_alone():
     draws = {
         "normal": Draw(0.5),

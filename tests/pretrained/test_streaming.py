@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -336,10 +337,61 @@ def test_tokens_beyond_the_positions_or_the_vocabulary(arguments, message):
     )
 
 
-def test_as_many_tokens_as_positions_are_read():
-    ids = np.full((1, 20), 5)
-    _, _, batch = pretrained.open_checkpoint(GOLDEN / "gpt2-head").prepare_batch({"x": ids})
-    assert batch["x"].shape == (1, 20)
+@pytest.mark.parametrize(("name", "length"), [("gpt2-head", 20), ("t5-gated", 200)])
+def test_as_many_tokens_as_positions_are_read(name, length):
+    """Any number by a network without positions; of the table only the rows that they use."""
+    ids = np.full((1, length), 5)
+    ids[0, 3] = 4
+    source = pretrained.open_checkpoint(GOLDEN / name)
+    config, outside, batch = source.prepare_batch({"x": ids})
+    assert batch["x"].shape == (1, length) and config.embedding.vocab_size == 2
+    whole = pretrained.load(GOLDEN / name)[1].embedding.tokens
+    np.testing.assert_array_equal(outside.embedding.tokens[batch["x"]], whole[ids])
+
+
+def test_vectors_are_read_as_they_are():
+    """Patches by a network without a table of tokens."""
+    source = pretrained.open_checkpoint(GOLDEN / "vit-wide")
+    width = source.config.embedding.d_input
+    x = np.random.default_rng(0).normal(size=(2, 3, width)).astype(np.float32)
+    config, outside, batch = source.prepare_batch({"x": x})
+    np.testing.assert_array_equal(batch["x"], x)
+    assert config == source.config and outside.embedding.tokens is None
+
+
+def test_a_layer_alone_is_that_of_its_row():
+    """Nothing is read ahead."""
+    source = pretrained.open_checkpoint(GOLDEN / "albert-groups")
+    config, params = pretrained.load(GOLDEN / "albert-groups")
+    assert len(set(config.layer_map)) > 1
+    for index, row in enumerate(config.layer_map):
+        stored = streaming.stored_values(source.stored_layer(index))
+        expected = jax.tree.map(lambda a, row=row: a[row], params.layers)
+        jax.tree.map(np.testing.assert_array_equal, stored, expected)
+
+
+def test_groups_are_cut_into_chunks_of_one_size():
+    """A last example beyond the end is the end; the last chunk repeats its last example."""
+    source = SimpleNamespace(config=rc.transformer(2, 2, 8))
+    group = Group((("states", States()),), first=1, last=9)
+    for chunk, expected in ((3, [([1, 2, 3], 3), ([4, 4, 4], 1)]), (8, [([1, 2, 3, 4], 4)])):
+        parts = streaming._split_groups(source, {"some": group}, 5, chunk)
+        assert [(part.rows.tolist(), part.count) for part in parts] == expected
+
+
+def test_ablations_share_a_program_only_where_skips_alone_differ():
+    whole = {"attention_skip": True, "mlp": "gelu", "mlp_skip": True, "norm_placement": "pre"}
+    group = Group((("states", States()),), SAN)
+    shared, gains = streaming._shared_program(group, rc.TransformerConfig(**whole))
+    assert shared == AblationSpec("SAN+skip", SAN.reading) and gains.attention == 0
+    for changes in (
+        {"attention_skip": False},
+        {"mlp": "none", "mlp_skip": False},
+        {"mlp_skip": False},
+        {"parallel": True},
+    ):
+        config = rc.TransformerConfig(**whole | changes)
+        assert streaming._shared_program(group, config) == (SAN, None), changes
 
 
 def test_inputs_and_groups_that_do_not_fit():

@@ -167,7 +167,8 @@ def test_what_is_read_of_a_network_in_memory():
     is_refused(message, _open_source, draws.parameters(plain), plain, None)
     ids = [[3, 1], [4]]
     is_refused("text 1 has fewer than 2 tokens", rc.depth_report, params, ids, config)
-    is_refused("ids hold no text", rc.depth_report, params, [], config)
+    for nothing in ([], None):
+        is_refused("ids hold no text", rc.depth_report, params, nothing, config)
 
 
 def test_padded_texts_are_measured_over_the_tokens_that_exist(monkeypatch):
@@ -244,6 +245,11 @@ def test_padded_texts_are_measured_over_the_tokens_that_exist(monkeypatch):
     for name, law in laws.items():
         assert_close(report.length_laws[name], law)
     calls.clear()
+    same = rc.depth_report(
+        params, np.array(padded), config, mask=np.array(mask), unembedding=head, chunk=3
+    )
+    assert calls[0] == ("stream", padded, mask, 3) and str(same) == str(report)
+    calls.clear()
     rc.depth_report(params, ids[0], config, unembedding=head)
     assert calls[0] == ("stream", [ids[0]], None, 8)  # one text, all of whose tokens exist
     assert calls[-1][-1].tolist() == [[True] * 4]
@@ -256,8 +262,10 @@ def test_a_report_in_words_says_where_its_definitions_disagree():
             for name, number in zip(("one", "second"), layers, strict=True)
         }
         lengths = {"paths, loss": PathLength(2, "least k", "someone else")}
+        lengths["token"] = PathLength(11, "least of another", "a third")
         measures = {"error": np.array([[0.5, 1.0], [0.25, 0.0]]), "angle": np.zeros((2, 3, 3))}
         laws = {"counted": np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])}
+        laws["measured"] = np.array([[1.0, 0.0, 0.0], [0.0, 0.5, 0.5]])
         return DepthReport(measures, used, lengths, laws)
 
     assert str(make_report((2, 1))).split("\n") == [
@@ -266,7 +274,8 @@ def test_a_report_in_words_says_where_its_definitions_disagree():
         "  second          1  what second is (someone)",
         "heads on a path, of 2 at most:",
         "  paths, loss     2  least k (someone else)",
-        "  mean length: counted 1.5",
+        "  token          11  least of another (a third)",
+        "  mean length: counted 1.5, measured 0.8",
         "The definitions disagree: 1 by “second”, 2 by “one”.",
     ]
     single = str(make_report((None, 1)))

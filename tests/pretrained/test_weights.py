@@ -29,6 +29,23 @@ def test_a_prefix_is_of_whole_names(names, prefix):
     assert weights.prefix == prefix
 
 
+@pytest.mark.parametrize(
+    ("names", "prefix"),
+    [
+        (["lm_head.weight", "model.layers.0.w"], "model."),
+        (["lm_head.weight", "layers.0.w"], ""),
+        (["lm_head.weight", "a.model.w"], ""),
+    ],
+)
+def test_the_head_may_stand_for_the_tied_table_of_tokens(names, prefix):
+    checkpoint = SimpleNamespace(names=names, folder=Path("folder"), file="a.safetensors")
+    weights = CheckpointWeights(checkpoint, ("embed_tokens.weight",), tied=True)
+    assert weights.prefix == prefix
+    assert weights._name_in_file("embed_tokens.weight") == "lm_head.weight"
+    message = "tensor 'embed_tokens.weight' is missing"
+    is_refused(message, CheckpointWeights, checkpoint, ("embed_tokens.weight",))
+
+
 def test_the_end_of_a_longer_name_is_not_the_tensor():
     checkpoint = SimpleNamespace(names=["unshared.weight"], folder=Path("folder"), file="a.bin")
     message = r"folder/a\.bin: tensor 'shared\.weight' is missing"

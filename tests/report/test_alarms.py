@@ -152,6 +152,7 @@ def test_the_first_alarms_are_those_of_a_loop_over_all_rows():
         Threshold("b", 2.0, above=True),
         Threshold("b", 0.0),
         Threshold("a", np.inf, above=True, finite=True),
+        Threshold("b", 1.5, above=True, finite=True),
     ]
 
     def worst(values, threshold):

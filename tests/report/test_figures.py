@@ -80,6 +80,10 @@ def test_a_legend_lies_below_the_axes():
     assert points == pytest.approx(32) and ax.get_xlabel() == "layer"
     assert anchor.x0 == pytest.approx((ax.bbox.x0 + ax.bbox.x1) / 2)
     assert legend.get_texts()[0].get_text() == "a"
+    unnamed = new_axes()
+    unnamed.plot([0, 1])
+    figures.finish_axes([unnamed], "layer")
+    assert unnamed.get_legend() is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rank_collapse.report.intervals import Interval, describe_level, mean_interval
+from rank_collapse.report.intervals import Interval, all_equal, describe_level, mean_interval
 from tests.support.refusals import is_refused
 
 # Fisher and Yates 1963, table III: t with P(|T| > t) = 1 − level
@@ -40,6 +40,7 @@ def test_edges():
     assert mean_interval([1.0, 1.0, 1.0]) == mean_interval([0.3, 0.1 + 0.2]) == nothing
     for wrong in (math.nan, math.inf):
         assert mean_interval([1.0, 2.0, wrong]) == nothing
+    assert all_equal([]) and all_equal(iter([2.0])) and not all_equal([1.0, 2.0, 1.0])
     low, high = near = mean_interval([1.0, 1 + 1e-9])
     assert near.is_finite and low < 1 < high < 1 + 1e-7
     assert not mean_interval([]).is_finite and not Interval(low=0.0).is_finite

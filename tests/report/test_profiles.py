@@ -11,6 +11,7 @@ L, B, N, D = 3, 2, 5, 4
 
 
 HIDDEN = np.random.default_rng(0).normal(size=(L, B, N, D)).astype(np.float32)
+ONE = rc.profile(HIDDEN[:, 0], measures=("residual_ratio",))
 
 
 def test_profiles_are_drawn_over_each_other():
@@ -34,6 +35,8 @@ NOTHING = "has no measures by layer"
     [
         ([], NOTHING),
         ({}, NOTHING),
+        (ONE._replace(measures={}), r"has no measures by layer, each \[l\] or \[l, b\]"),
+        ([ONE, ONE._replace(measures={})], r"has no measures by layer, each \[l\] or \[l, b\]"),
         ({"residual_ratio": np.zeros((2, 3, 4))}, r"\(2, 3, 4\) is not \[l\] or \[l, b\]"),
     ]
 )

@@ -22,6 +22,7 @@ def test_a_figure_is_drawn_alike_each_time_with_text_as_text():
     assert first[".pdf"].startswith(b"%PDF") and b"CreationDate" not in first[".pdf"]
     assert b"/Type3" not in first[".pdf"] and b"/CIDFontType2" in first[".pdf"]
     assert drawn.draw_files(figure) == first and figure.get_layout_engine() is None
+    assert drawn.draw_files(figure, [".png"]) == {".png": first[".png"]}
 
 
 def test_figures_without_matplotlib_are_refused_with_what_works(monkeypatch):

@@ -59,6 +59,39 @@ def test_a_folder_needs_to_be_writable_and_searchable(tmp_path, monkeypatch):
     assert (tmp_path / "a" / "b").is_dir()
 
 
+def test_a_link_among_the_folders_inside_is_named(tmp_path):
+    """At any depth, beside folders that are none."""
+    inner = tmp_path / "run" / "b" / "c"
+    for folder in (inner, tmp_path / "run" / "a", tmp_path / "run" / "d", tmp_path / "else"):
+        folder.mkdir(parents=True)
+    files.check_no_links(tmp_path, ["absent", "run"])
+    for place in (tmp_path / "run" / "e", inner / "link", tmp_path / "run" / "0"):
+        place.symlink_to(tmp_path / "else")
+        message = f"cannot write to {place}: it is a link, to {tmp_path}/else"
+        is_refused(message, files.check_no_links, tmp_path, ["absent", "run"], error=RunError)
+        place.unlink()
+    files.check_no_links(tmp_path, ["run"])
+
+
+@pytest.mark.parametrize("field", ["comment", "extra"])
+def test_entries_that_a_damaged_list_takes_for_a_comment_are_named(tmp_path, field):
+    """NumPy writes 20 bytes at most there."""
+    path = tmp_path / "a.npz"
+    for size, is_damaged in ((20, False), (40, True)):
+        entry = zipfile.ZipInfo("a.npy")
+        content = bytes([0, 0x80, size - 4, 0]) + bytes(size - 4)  # an extra field of a kind
+        setattr(entry, field, content)
+        np.savez(path, a=np.arange(3))
+        with zipfile.ZipFile(path) as archive:
+            data = archive.read("a.npy")
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(entry, data)
+        if is_damaged:
+            is_refused("its list of arrays is damaged", load_arrays, path, error=RunError)
+        else:
+            assert load_arrays(path)["a"].tolist() == [0, 1, 2]
+
+
 def test_what_is_deleted_is_what_is_there_and_of_links_the_link(tmp_path):
     folder, kept = tmp_path / "run", tmp_path / "kept"
     for path in (folder / "old", kept):

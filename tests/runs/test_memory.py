@@ -46,6 +46,19 @@ def test_a_program_that_the_compiler_finds_too_large_is_made_smaller(monkeypatch
         memory.compile_largest(compile_size, 64, 32, seed_mesh())
 
 
+def test_another_error_of_the_compiler_is_passed_on_at_once(monkeypatch):
+    monkeypatch.setattr(memory, "free_bytes", lambda mesh: 10**6)
+    sizes = []
+
+    def compile_size(size):
+        sizes.append(size)
+        raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: something else")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INVALID_ARGUMENT"):
+        memory.compile_largest(compile_size, 64, 1, seed_mesh())
+    assert sizes == [64]
+
+
 def test_what_is_free_is_the_devices_or_a_share_of_the_hosts():
     stats = {"bytes_limit": 1000, "bytes_in_use": 200}
     gpu = SimpleNamespace(platform="gpu", memory_stats=lambda: stats)

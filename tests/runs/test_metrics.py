@@ -83,6 +83,13 @@ def test_lines_are_dropped_of_the_seeds_and_steps_that_are_named(path):
         assert path.stat().st_ino == inode
 
 
+def test_lines_nested_beyond_what_python_reads_are_dropped(path):
+    line = '{"step": 0, "loss": 1}\n'
+    path.write_text("[" * 100_000 + "\n" + line + '{"a": ' * 100_000 + "\n")
+    metrics.drop(path, [1])
+    assert path.read_text() == line
+
+
 def test_rows_come_in_order_of_their_seeds_and_then_steps(path):
     places = [(1, 0), (5, 0), (1, 2), (3, None)]
     for step, seed in reversed(places):

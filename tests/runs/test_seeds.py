@@ -31,6 +31,19 @@ def test_more_seeds_do_not_change_earlier_ones():
     np.testing.assert_array_equal(keys[3], expected)
 
 
+def test_one_program_makes_the_keys_of_few_seeds(caplog):
+    seeds.seed_keys(5, 1)
+    with jax.log_compiles():
+        keys = [jax.random.key_data(seeds.seed_keys(5, count)) for count in (seeds.KEYS, 3)]
+        assert not [r for r in caplog.records if r.message.startswith("Compiling")]
+        keys.append(jax.random.key_data(seeds.seed_keys(5, 5 * seeds.KEYS + 1)))
+        assert [r for r in caplog.records if r.message.startswith("Compiling")]
+    assert [len(k) for k in keys] == [seeds.KEYS, 3, 5 * seeds.KEYS + 1]
+    last = jax.random.fold_in(jax.random.key(5), 5 * seeds.KEYS)
+    np.testing.assert_array_equal(keys[2][-1], jax.random.key_data(last))
+    np.testing.assert_array_equal(keys[2][: seeds.KEYS], keys[0])
+
+
 @needs_two
 @pytest.mark.parametrize(("chunk", "at_once"), [(0, None), (1, None), (2, 1), (4, 1), (0, 2)])
 def test_devices_and_chunks_give_the_results_of_a_loop(chunk, at_once):
@@ -75,6 +88,15 @@ def test_keys_come_to_the_host_as_keys():
     back = seeds.to_host(seeds.shard_seeds(keys, seeds.seed_mesh()), 3)
     assert back.shape == (3,) and len(back.devices()) == 1
     np.testing.assert_array_equal(jax.random.key_data(back), jax.random.key_data(keys))
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 4, 5, None])
+def test_groups_of_any_size_compute_each_seed_once(at_once):
+    """Groups that the seeds fill, and a smaller last one."""
+    mesh, values = seeds.seed_mesh(jax.devices()[:1]), jnp.arange(4.0)
+    call = seeds.run_seeds(lambda a, b: (10 * a, a + b), mesh, at_once=at_once)
+    tens, sums = call(values, 0.5)
+    assert tens.tolist() == [0, 10, 20, 30] and sums.tolist() == [0.5, 1.5, 2.5, 3.5]
 
 
 @needs_two

@@ -68,6 +68,14 @@ def test_a_tree_comes_back_with_dtypes_and_only_the_newest_step_stays(tmp_path):
     jax.tree.map(partial(np.testing.assert_array_equal, strict=True), tree, back)
 
 
+def test_all_older_states_are_deleted(tmp_path):
+    """As processes leave them that are killed before they delete one."""
+    for step in (1, 2, 10):
+        states.state_path(tmp_path, step).touch()
+    states.save_state(tmp_path, 11, STATE)
+    assert states.list_steps(tmp_path) == [11]
+
+
 def test_an_older_state_that_another_process_deletes_is_no_error(tmp_path, monkeypatch):
     list_steps = states.list_steps
     monkeypatch.setattr(states, "list_steps", lambda folder: [1, *list_steps(folder)])

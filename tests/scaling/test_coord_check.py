@@ -198,6 +198,40 @@ def test_the_table_and_the_figure_have_every_quantity():
     assert lines["mean |Δx_L| of a step"] == len(WIDTHS)  # a first step has none
 
 
+def test_a_figure_has_the_geometric_means_at_the_first_and_the_last_step():
+    check = rc.coord_check(network(KNOWN, noise=0.3), DEPTHS, WIDTHS, steps=3)
+    panels = {ax.get_ylabel(): ax for ax in check.figure().axes}
+    assert list(panels)[:2] == ["mean |x_L|", "mean |logit|"]
+    ax, means = panels["mean |logit|"], np.exp(np.log(check.values["logits"]).mean(axis=2))
+    assert (ax.get_xscale(), ax.get_yscale(), ax.get_xlabel()) == ("log", "log", "layers L")
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["2", "4", "8", "16"]
+    lines = {line.get_label(): line for line in ax.get_lines()}
+    assert set(lines) == {f"d={d} {when} step" for d in WIDTHS for when in ("first", "last")}
+    for index, width in enumerate(WIDTHS):
+        for when, step, dashes in (("first", 0, ":"), ("last", -1, "-")):
+            line = lines[f"d={width} {when} step"]
+            assert_close(line.get_xdata(), DEPTHS)
+            assert_close(line.get_ydata(), means[index, :, step], rtol=1e-12)
+            assert line.get_linestyle() == dashes
+    assert lines["d=4 first step"].get_color() != lines["d=16 first step"].get_color()
+
+
+def test_values_of_several_runs_are_split_by_their_label():
+    check = rc.coord_check(network(KNOWN), list(DEPTHS), list(WIDTHS), steps=1, seeds=1)
+    assert check.depths == DEPTHS and check.widths == WIDTHS
+    split = check.by_width("AdamW")
+    assert list(split) == ["AdamW d=4", "AdamW d=16"]
+    for values, title in zip(check.values["logits"], split, strict=True):
+        np.testing.assert_array_equal(split[title]["logits"], values)
+    alone = rc.coord_check(network(KNOWN), DEPTHS, steps=1, seeds=1)
+    assert list(alone.by_width("Lion")) == ["Lion"] and list(alone.by_width()) == [""]
+
+
+def test_a_gradient_of_one_number_has_its_size():
+    numbers = coord_check.coordinates({"hidden": STATES, "query_gradient": -3.0})
+    assert numbers["query_gradient"] == 3
+
+
 STATES = np.random.default_rng(0).normal(size=(5, 4))
 
 
@@ -220,6 +254,7 @@ def shrinking(depth, seed):
         (lambda: rc.coord_check(network(KNOWN), DEPTHS, seeds=1.5), r"seeds=1\.5"),
         (lambda: rc.coord_check(network(KNOWN), DEPTHS, steps="3"), "steps='3'"),
         (lambda: rc.coord_check(network(KNOWN), 8), "depths=8"),
+        (lambda: rc.coord_check(None, DEPTHS), "build is a NoneType, not a function of the depth"),
         (lambda: rc.coord_check(lambda depth, seed: None, DEPTHS), "build returned a NoneType"),
         (lambda: rc.coord_check(one_step((STATES,)), DEPTHS), "a step returned a tuple"),
         (lambda: rc.coord_check(one_step({"hidden": STATES, "a": "b"}), DEPTHS), "a of a step"),
@@ -228,6 +263,10 @@ def shrinking(depth, seed):
         (lambda: rc.coord_check(one_step({"hidden": None}), DEPTHS), "no 'hidden'"),
         (lambda: rc.coord_check(one_step({"hidden": STATES, "stream": 1}), DEPTHS), "stream"),
         (lambda: rc.coord_check(one_step({"hidden": STATES, "change": 1}), DEPTHS), "change"),
+        (
+            lambda: rc.coord_check(one_step({"hidden": STATES, "branch": 1, "stream": 1}), DEPTHS),
+            "branch, stream: coord_check measures this itself",
+        ),
         (
             lambda: rc.coord_check(one_step({"hidden": STATES, "before": STATES[:1]}), DEPTHS),
             r"\(5, 4\) .* \(1, 4\)",

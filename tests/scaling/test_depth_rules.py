@@ -308,6 +308,7 @@ MODULE, OTHER = Modules(np.ones((2, 2))), Modules(np.ones((2, 2)))
 @parametrize_refusals(
     [
         (lambda: RULE.groups(MODULE, OTHER, 1e-3, NETWORK), "blocks do not belong to this module"),
+        (lambda: RULE.groups(MODULE, Modules(), 1e-3, NETWORK), "blocks do not belong to this mod"),
         (lambda: RULE.groups(MODULE, MODULE, float("nan"), NETWORK), "rate=nan"),
         (lambda: RULE.groups(MODULE, MODULE, float("inf"), NETWORK), "rate=inf"),
         (lambda: RULE.adamw(-1, NETWORK), "rate=-1"),

@@ -8,7 +8,7 @@ not. A test of the full suite draws all figures as users see them.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -107,11 +107,11 @@ def describe(figure: Any) -> str:
 LAID_OUT = set()
 
 
-def as_data(figure: Any) -> dict[str, bytes]:
+def as_data(figure: Any, suffixes: Collection[str] = tuple(OPTIONS)) -> dict[str, bytes]:
     """Stands in for `runs.drawn.draw_files`."""
     words, content = tuple(_words(figure)), digest(figure)
     if words not in LAID_OUT:
         figure.draw_without_rendering()
     LAID_OUT.add(words)
     files = {".png": describe(figure).encode(), ".pdf": b".pdf" + content}
-    return {suffix: files[suffix] for suffix in OPTIONS}
+    return {suffix: files[suffix] for suffix in suffixes}

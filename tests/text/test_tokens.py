@@ -22,6 +22,7 @@ def test_read_table(tmp_path):
     assert tokens.read_texts(path) == ['A "b C.', "D E"]
     assert tokens.read_texts(path, ["sentence2"]) == ["C.", "E"]
     is_refused("no column 'title'", tokens.read_texts, path, ["title"])
+    is_refused("no column 'title'", tokens.read_texts, path, ["sentence1", "title", "body"])
     path.write_text("index\tlabel\n0\t1\n")
     is_refused("no column of text; its columns are", tokens.read_texts, path)
 

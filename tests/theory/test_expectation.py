@@ -337,6 +337,13 @@ def test_the_bound_of_masks_holds_of_the_expected_pass():
     assert largest[-1] < 0.5 * largest[0]
 
 
+def test_tokens_that_are_not_finite_are_no_fault_of_the_scores():
+    config = rc.san_skip(1, 2, 8)
+    x = draws.with_value(draws.tokens(3, 8), 0, np.nan)
+    trace = expectation.expected_pass(draws.parameters(config), x, config)
+    assert np.isnan(trace.hidden.variance[:, 0]).all()
+
+
 def test_wrong_arguments_are_named():
     branch = rc.design(rc.transformer(1, 2, 8), "branch_norm")
     additive, config = rc.san_skip(1, 2, 8, score="additive"), rc.san_skip(1, 2, 8)

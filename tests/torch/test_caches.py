@@ -65,3 +65,5 @@ def test_rows_are_compared_from_the_end_of_a_call_to_the_next(kind):
 def test_what_is_no_cache_has_no_keys():
     for cache in (None, (), [], SimpleNamespace(layers=[]), (None,), SimpleNamespace(layers=[0])):
         assert find_keys(cache) is None
+    for cache in (((),), ((KEYS[0, 0, 0],),), ((3, KEYS),)):  # empty, without rows, no tensor
+        assert find_keys(cache) is None

@@ -51,10 +51,13 @@ def test_the_exact_rule_is_the_derivative(name):
 
 
 @pytest.mark.parametrize("name", ["mul", "mm", "bmm", "dot", "addmm", "baddbmm", "convolution"])
-def test_a_product_of_two_states_has_degree_2_and_an_exact_derivative(name):
+@pytest.mark.parametrize("added_depends", [False, True])
+def test_a_product_of_two_states_has_degree_2_and_an_exact_derivative(name, added_depends):
+    """Also where what is added to it depends on the start."""
     target, *args = PRODUCTS[name]
     product = operators.PRODUCTS[name]
-    for position in (product.left, product.right):
+    added = [product.added] if added_depends and product.added is not None else []
+    for position in (product.left, product.right, *added):
         if isinstance(args[position], torch.Tensor):
             args[position] = X(array=args[position])
     call, values = make_call(name, target, *args)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import OrderedDict, UserDict, namedtuple
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,10 +13,12 @@ from torch import nn  # noqa: E402
 from rank_collapse.torch import path_lengths  # noqa: E402
 from rank_collapse.torch.exporting import (  # noqa: E402
     _attributes_kept,
+    _contents_kept,
     name_arguments,
     select_result,
     without_compilation,
 )
+from rank_collapse.torch.scopes import find_start  # noqa: E402
 from tests.support.refusals import is_refused  # noqa: E402
 
 A, B, WHOLE = torch.ones(2), torch.zeros(3), torch.ones(2, dtype=torch.int64)
@@ -90,13 +93,15 @@ def test_arguments_have_the_names_of_the_signature():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_wrappers_of_compilation_are_put_back_after_an_error():
     inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    model = nn.Sequential(torch.compile(inner, backend="eager"), nn.Linear(2, 2))
+    last = nn.Linear(2, 2)
+    compiled = [torch.compile(module, backend="eager") for module in (inner, last)]
+    model = nn.Sequential(compiled[0], nn.Linear(2, 2), compiled[1])
     wrapper, linear = model[0], model[1]
     with pytest.raises(KeyError), without_compilation(model) as plain:
-        assert plain is model and plain[0] is inner and plain[1] is linear
+        assert plain is model and plain[0] is inner and plain[1] is linear and plain[2] is last
         assert not any("_orig_mod" in name for name, _ in plain.named_modules())
         raise KeyError
-    assert model[0] is wrapper
+    assert model[0] is wrapper and model[2] is compiled[1]
     with without_compilation(torch.compile(model, backend="eager")) as plain:
         assert plain is model and plain[0] is inner
     assert model[0] is wrapper
@@ -108,16 +113,43 @@ def test_what_a_pass_assigns_is_put_back():
     model.kept = [1]
     weight, running = model[0].weight, model[1].running_mean
     with _attributes_kept(model):
-        model.kept, model.new = 3, 4
+        model.kept, model.new, model.newer = 3, 4, 5
         model[0].weight = nn.Parameter(torch.zeros(2, 2))
         model[1].running_mean = torch.ones(2)
         model[1].register_buffer("more", torch.ones(2))
         del model[0].bias
         model.add_module("2", nn.ReLU())
         model[1].eval()
-    assert model.kept == [1] and not hasattr(model, "new") and len(model) == 2
+    assert model.kept == [1] and len(model) == 2
+    assert not hasattr(model, "new") and not hasattr(model, "newer")
     assert model[0].weight is weight and model[1].running_mean is running
     assert model[0].bias is not None and not hasattr(model[1], "more") and model[1].training
+
+
+def test_a_buffer_that_another_replaces_is_put_back():
+    """The names stay the same, and tensors of several entries have no truth value."""
+    norm = nn.BatchNorm1d(3)
+    running, count = norm.running_mean, norm.num_batches_tracked
+    with _attributes_kept(norm):
+        norm.running_mean = torch.ones(3)
+        norm.num_batches_tracked = count.clone()  # equal, and another tensor
+    assert norm.running_mean is running and norm.num_batches_tracked is count
+
+
+def test_contents_that_refer_to_themselves_are_put_back():
+    """As a cache whose layers refer to it, and a list in two places."""
+    shared = [1, 2]
+    cache = SimpleNamespace(layers=shared, states=None)
+    cache.whole = cache
+    arguments = [(shared, cache), {"cache": cache, "pair": (shared, shared)}]
+    with _contents_kept(arguments):
+        shared.append(3)
+        shared[0] = 4
+        cache.states, cache.more = A, B
+        arguments[1].clear()
+    assert shared == [1, 2] and cache.layers is shared and cache.whole is cache
+    assert cache.states is None and not hasattr(cache, "more")
+    assert arguments[1].keys() == {"cache", "pair"}
 
 
 class Two(nn.Module):
@@ -163,6 +195,78 @@ def test_a_state_is_the_output_of_a_module_that_is_called_once():
         "start='begin': 2 tensors leave it; name a module with one output that is used",
         split, two, "begin",
     )  # fmt: skip
+
+
+class Several(nn.Module):
+    """Returns what `make` makes of its linear map."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.map, self.make = nn.Linear(4, 4), make
+
+    def forward(self, x):
+        return self.make(self.map(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "join"),
+    [
+        (lambda y: (y, y > 0), lambda y, mask: torch.where(mask, y, 2 * y)),
+        (
+            lambda y: (y.flip(-1).unsqueeze(0), y),
+            lambda turned, y: y.flip(-1) / 2 + turned.squeeze(0) / 2,
+        ),
+    ],
+    ids=["mask", "copy"],
+)
+@torch.no_grad()
+def test_other_results_of_the_module_may_be_masks_or_copies_of_the_state(make, join):
+    torch.manual_seed(0)
+    model = Whole(Several(make), lambda begin, x: join(*begin(x)))
+    parts = split(model, "begin")
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    state = join(*model.begin(x))
+    torch.testing.assert_close(parts.by_length[0], state)
+    torch.testing.assert_close(parts.by_length[1], state @ model.branch.weight.T)
+
+
+def test_what_is_computed_of_the_state_and_then_moved_is_another_tensor():
+    module = Several(lambda y: (y, y.relu().flip(-1)))
+    message = "start='begin': 2 tensors leave it"
+    is_refused(message, split, Whole(module, lambda begin, x: sum(begin(x))), "begin")
+
+
+def test_a_module_whose_numbers_are_whole_has_no_state():
+    model = Whole(Several(lambda y: y > 0), lambda begin, x: x * begin(x))
+    is_refused("start='begin': nothing that it computes is used", split, model, "begin")
+
+
+STARTS = {
+    "": "start='' is neither an argument of the call nor a module; name one with start=, such as",
+    "zzz": "start='zzz' is neither an argument of the call nor a module; name one",
+    3: "start=3 is neither an argument of the call nor a module; name one",
+    "xx": "nor a module; near it: x; name one with start=, such as 'x'",
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_start_that_is_neither_an_argument_nor_a_module_is_refused(start):
+    model = Whole(nn.Linear(4, 4), lambda begin, x: begin(x))
+    exported = SimpleNamespace(
+        program=SimpleNamespace(graph=torch.fx.Graph()), arguments={"x": A}, inputs={}
+    )
+    is_refused(STARTS[start], find_start, model, exported, start)
+
+
+def test_where_nothing_can_be_named_the_message_says_so():
+    model = Whole(nn.Linear(4, 4), lambda begin, x: begin(x))
+    exported = SimpleNamespace(program=SimpleNamespace(graph=torch.fx.Graph()), inputs={})
+    exported.arguments = {"ids": WHOLE}
+    line = "no argument of floating point; name one with start=, such as the module that makes the"
+    is_refused(line, find_start, model, exported, None)
+    model.embeddings = nn.ModuleList(nn.Embedding(2, 2) for _ in range(5))
+    names = ", ".join(f"'embeddings.{i}'" for i in range(4))
+    is_refused(f"such as {names}$", find_start, model, exported, None)
 
 
 @torch.no_grad()

@@ -5,12 +5,14 @@ import pytest
 pytest.importorskip("torch")
 
 from rank_collapse.torch.frozen import freeze_call
+from rank_collapse.torch.sums import carry_sums
 from tests.oracles.torch_operators import (
     CONSTANTS,
     ENTRYWISE,
     STATISTICS,
     X,
     aten,
+    complex_x,
     derive,
     draw,
     draw_tangents,
@@ -129,6 +131,64 @@ def test_what_is_in_no_table_is_refused_by_name(name):
     }
     call, _ = make_call(name, *targets[name])
     with pytest.raises(ValueError, match=rf"aten\.{name} in a test .*\.detach\(\)"):
+        freeze_call(call, call.compute())
+
+
+@pytest.mark.parametrize(
+    ("args", "position"),
+    [
+        (("Tensor_Tensor", positive, draw(4, 6)), 0),
+        (("Tensor_Tensor", positive, torch.ones(1, dtype=torch.float64)), 0),
+        (("Tensor_Tensor", draw(4, 6).abs(), x), 1),
+        (("Tensor_Tensor", torch.tensor(2.0, dtype=torch.float64), x), 1),
+        (("Scalar", 2.0, x), 1),
+    ],
+)
+def test_a_power_of_tensors_is_a_gate_of_what_depends(args, position):
+    overload, *args = args
+    call, (value,) = make_call("pow", getattr(aten.pow, overload), *args)
+    result = freeze_call(call, call.compute())
+    assert result.is_gate and result.gate_of is value is call.args[position]
+    (tangent,) = draw_tangents([value])
+    powers = call.compute()
+    expected = tangent * powers / value.array
+    torch.testing.assert_close(push(result, [value], (tangent,)), expected)
+    is_number = overload == "Scalar" or args[1 - position].ndim == 0
+    assert result.at_zero == (1.0 if is_number else None)
+
+
+def test_a_function_of_complex_numbers_has_no_real_value_at_zero():
+    call, (value,) = make_call("exp", aten.exp.default, complex_x)
+    result = freeze_call(call, call.compute())
+    assert result.is_gate and result.at_zero is None and not result.is_weight
+    tangents = draw_tangents([value])
+    expected = tangents[0] * value.array.exp() / value.array
+    torch.testing.assert_close(push(result, [value], tangents), expected)
+
+
+def test_where_the_argument_is_0_each_entry_has_its_own_slope():
+    """One argument of a maximum may have more axes than the other."""
+    h, bounds = torch.tensor([0.0, 1]), torch.tensor([[-1.0, -1], [-1, 3], [2, 0]])
+    call, (value,) = make_call("maximum", aten.maximum.default, X(array=h), bounds)
+    result = freeze_call(call, call.compute())
+    assert result.is_gate and result.base != value.base and result.at_zero is None
+    pushed = carry_sums(result, value, torch.tensor([10.0, 100]), 1, None)[0]
+    assert pushed.tolist() == [[10, 100], [10, 300], [0, 100]]
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "args"),
+    [
+        ("clamp", aten.clamp.Tensor, (draw(4, 6), x)),
+        ("_prelu_kernel", aten._prelu_kernel.default, (draw(4, 6), x)),
+        ("div", aten.div.Tensor_mode, (draw(4, 6), x)),
+    ],
+)
+def test_a_function_of_another_argument_alone_is_refused(name, target, args):
+    call, _ = make_call(name, target, *args)
+    call.kwargs = {"rounding_mode": "floor"} if name == "div" else {}
+    message = rf"aten\.{name} in a test depends on the start through several arguments or an unus"
+    with pytest.raises(ValueError, match=message):
         freeze_call(call, call.compute())
 
 

@@ -1,5 +1,7 @@
 """Sums, products and quotients of two values: what carries paths, and what remains a gate."""
 
+import math
+
 import pytest
 
 pytest.importorskip("torch")
@@ -39,7 +41,15 @@ def exp_sum(t):
     return t("sum.dim_IntList", t("exp", t.h), [-1], True)
 
 
-K, TK = H @ W, T @ W
+def as_numbers(t, mask):
+    return t("_to_copy", mask, dtype=torch.float64)
+
+
+def cut(value):
+    return "slice.Tensor", value, 1, 1, 4
+
+
+K, TK, WIDE = H @ W, T @ W, draw(2, 3, 4)
 GELU, SIGMOID, TANH, EXP = torch.nn.functional.gelu(H), H.sigmoid(), H.tanh(), H.exp()
 SAME, NEW = "same base", "another base"
 # {what is computed: (its value, what its paths make of T, whether it is a gate, its base, f(0))}
@@ -133,6 +143,55 @@ CASES = {
         lambda t: t("div.Tensor", t.h, t("sum.dim_IntList", t.h, [-1], True)),
         T / H.sum(-1, keepdim=True), False, NEW, None,
     ),
+    "h exp(h > 0)": (  # functions of a mask are functions of h
+        lambda t: t("mul.Tensor", t.h, t("exp", as_numbers(t, t("gt.Scalar", t.h, 0)))),
+        T * torch.where(H > 0, math.e, 1.0), True, SAME, 0,
+    ),
+    "h times a mask of k": (
+        lambda t: t("mul.Tensor", t.h, t("gt.Scalar", t.k, 0)), T * (K > 0), False, SAME, None,
+    ),
+    "h[:, 1:] (h > 0)[:, 1:]": (
+        lambda t: t("mul.Tensor", t(*cut(t.h)), t(*cut(t("gt.Scalar", t.h, 0)))),
+        (T * (H > 0))[:, 1:], True, NEW, 0,
+    ),
+    "h[:, 1:] (h > 0)[:, :3]": (
+        lambda t: t("mul.Tensor", t(*cut(t.h)), t("slice.Tensor", t("gt.Scalar", t.h, 0), 1, 0, 3)),
+        T[:, 1:] * (H > 0)[:, :3], False, NEW, None,
+    ),
+    "tanh(exp(h) + a row)": (
+        lambda t: t("tanh", t("add.Tensor", t("exp", t.h), ROW)), T * (EXP + ROW).tanh() / H, True,
+        SAME, None,
+    ),
+    "exp(h) over an array of more axes": (
+        lambda t: t("div.Tensor", t("exp", t.h), WIDE), T * EXP / H / WIDE, True, NEW, None,
+    ),
+    "max(h, h / 10)": (
+        lambda t: t("maximum", t.h, t("mul.Tensor", t.h, 0.1)), T * torch.where(H > 0, 1, 0.1),
+        True, SAME, None,
+    ),
+    "max(h, exp(h) - 1)": (
+        lambda t: t("maximum", t.h, t("sub.Tensor", t("exp", t.h), 1)), T * (EXP - 1) / H, True,
+        SAME, None,
+    ),
+    "h where h > 0, else k": (
+        lambda t: t("where.self", t("gt.Scalar", t.h, 0), t.h, t.k), torch.where(H > 0, T, TK),
+        False, NEW, None,
+    ),
+    "k where h > 0, else 2": (
+        lambda t: t("where.self", t("gt.Scalar", t.h, 0), t.k, TWO), TK * (H > 0), False, NEW, None,
+    ),
+    "tanh(h) where k > 0, else 2": (
+        lambda t: t("where.self", t("gt.Scalar", t.k, 0), t("tanh", t.h), TWO),
+        T * TANH / H * (K > 0), True, NEW, 0,
+    ),
+    "h where h > 0, else more axes": (
+        lambda t: t("where.self", t("gt.Scalar", t.h, 0), t.h, WIDE), (T * (H > 0)).expand(2, 3, 4),
+        False, NEW, None,
+    ),
+    "tanh(h) beside exp(k)": (
+        lambda t: t("cat", [t("tanh", t.h), t("exp", t.k)], 1),
+        torch.cat([T * TANH / H, TK * K.exp() / K], 1), True, NEW, None,
+    ),
     "floor(h / 2)": (
         lambda t: t("div.Tensor_mode", t.h, TWO, rounding_mode="floor"), T * (H / 2).floor() / H,
         True, SAME, 0,
@@ -158,6 +217,7 @@ DEGREE_2 = {
     "h @ kᵀ": lambda t: t("mm", t.h, t("t", t.k)),
     "exp(h) @ exp(kᵀ)": lambda t: t("mm", t("exp", t.h), t("exp", t("t", t.k))),
     "gelu(h) @ k": lambda t: t("mm", t("gelu", t("t", t.h)), t.k),
+    "(exp(h) + a row) @ k": lambda t: t("mm", t("t", t("add.Tensor", t("exp", t.h), ROW)), t.k),
     "gelu(h) gelu(k)": lambda t: t("mul.Tensor", t("gelu", t.h), t("gelu", t.k)),
     "exp(h) exp(k)": lambda t: t("mul.Tensor", t("exp", t.h), t("exp", t.k)),
     "a row of gates": lambda t: t("mul.Tensor", t("gelu", t.k), t("sum.dim_IntList", t.h, [0])),
@@ -218,6 +278,26 @@ def test_exponentials_over_their_sum_are_a_softmax(scale, shift):
     other = trace("exp", trace.k)  # a sum over another value's entries
     assert trace("div.Tensor", other, total).degree == 1
     assert trace("div.Tensor", trace("exp", trace.h), trace("mul.Tensor", total, ROW)).degree == 1
+    shifted = trace("add.Tensor", total, ROW[0, :3, None].abs())  # each row by its own number
+    assert trace("div.Tensor", trace("exp", trace.h), shifted).degree == 1
+
+
+def test_exponentials_over_their_mean_or_their_running_sum_are_no_softmax():
+    trace = Trace()
+    for other in (
+        trace("mean.dim", trace("exp", trace.h), [-1], True),
+        trace("cumsum", trace("exp", trace.h), 1),
+    ):
+        assert other.summed_base is None
+        assert trace("div.Tensor", trace("exp", trace.h), other).degree == 1
+
+
+def test_the_parts_of_a_joined_function_are_joined_too():
+    """So that its zero entries have the path sums of what they are functions of."""
+    trace = Trace()
+    joined = trace("cat", [trace("tanh", trace.h), trace("exp", trace.k)], 1)
+    torch.testing.assert_close(joined.gate_of.array, torch.cat([H, K], 1))
+    torch.testing.assert_close(trace.carry(joined.gate_of), torch.cat([T, TK], 1))
 
 
 @pytest.mark.parametrize("is_turned", [False, True])
@@ -228,3 +308,37 @@ def test_an_activation_that_is_written_out_has_its_slope_at_zero(is_turned):
     factors = [t("sigmoid", t.h), t.h]
     value = t("mul.Tensor", *(factors[::-1] if is_turned else factors))
     torch.testing.assert_close(t.carry(value), T * zeros.sigmoid())
+
+
+WIDER = {
+    "times an array": (lambda t, f: t("mul.Tensor", f, ARRAY), SIGMOID[:, :1] * ARRAY),
+    "over an array": (lambda t, f: t("div.Tensor", f, ARRAY), SIGMOID[:, :1] / ARRAY),
+    "over another value": (lambda t, f: t("div.Tensor", f, t.k), SIGMOID[:, :1] / K),
+    "a maximum": (lambda t, f: t("maximum", f, ARRAY), torch.maximum(SIGMOID[:, :1], ARRAY)),
+    "more axes": (lambda t, f: t("mul.Tensor", f, WIDE), SIGMOID[:, :1] * WIDE),
+}
+
+
+@pytest.mark.parametrize("kind", WIDER)
+def test_a_gate_that_an_array_makes_wider_moves_and_stays_a_gate(kind):
+    """As one gate for each token, times a number for each feature, split into heads."""
+    make, number = WIDER[kind]
+    t = Trace()
+    gate = make(t, t("sigmoid", t("slice.Tensor", t.h, 1, 0, 1)))
+    quotient = number / H[:, :1]
+    torch.testing.assert_close(t.carry(gate), T[:, :1] * quotient)
+    assert gate.is_gate and gate.gate_of.shape == gate.shape
+    order = [2, 0, 1] if gate.array.ndim == 3 else [1, 0]
+    for moved, move in (
+        (t("permute", gate, order), lambda a: a.permute(order)),
+        (t("view", gate, [*gate.shape[:-1], 2, 2]), lambda a: a.unflatten(-1, (2, 2))),
+        (t("topk", gate, 4)[0], lambda a: a.gather(-1, number.topk(4)[1])),
+    ):
+        torch.testing.assert_close(t.carry(moved), move(T[:, :1] * quotient))
+        torch.testing.assert_close(t.carry(moved.gate_of), move(T[:, :1].expand_as(number)))
+        assert moved.is_gate
+    if gate.shape == t.k.shape:
+        product = t("mul.Tensor", gate, t.k)
+        torch.testing.assert_close(t.carry(product), number * TK)
+    bent = t("tanh", gate)
+    torch.testing.assert_close(t.carry(bent), T[:, :1] * number.tanh() / H[:, :1])

@@ -78,3 +78,24 @@ def test_a_branch_that_some_paths_go_past_may_subtract_its_input():
     split = path_lengths(two(lambda: Around(Pooling())), HIDDEN, branches=r"\d\.branch")
     torch.testing.assert_close(split.by_length[0], HIDDEN)
     assert all(part.any() for part in split.by_length)
+
+
+class Turned(Attention):
+    """Adds its input and the same tokens in another order."""
+
+    def forward(self, x):
+        return x + x.flip(1)
+
+
+class Half(Attention):
+    """Hands on half of its input, and adds the other half to what it makes."""
+
+    def forward(self, x):
+        return torch.cat([(x + super().forward(x))[..., :4], x[..., 4:]], -1)
+
+
+@pytest.mark.parametrize("branch", [Turned, Half])
+def test_a_skip_without_a_module_inside_is_refused_without_a_cure(branch):
+    line = "branches: '0' contains its own skip in module '0' .*; match only what is added to the "
+    with pytest.raises(ValueError, match=f"{line}skip$"):
+        path_lengths(two(branch), HIDDEN, branches=r"\d")

@@ -101,3 +101,11 @@ def test_a_list_has_the_layers_of_a_model_whatever_lists_they_hold():
     model = torch.nn.Module()
     model.blocks = blocks
     assert find_layers(model) == find_layers(blocks) == list(blocks)
+
+
+def test_a_list_without_modules_is_no_list_of_layers():
+    """As the prompts of a model that has none."""
+    model = torch.nn.Module()
+    model.prompts = torch.nn.ModuleList()
+    model.steps = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    assert find_layers(model) == list(model.steps)

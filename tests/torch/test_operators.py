@@ -6,7 +6,9 @@ pytest.importorskip("torch")
 
 from rank_collapse.torch import operators
 from rank_collapse.torch.calls import split_results
+from rank_collapse.torch.exact import differentiate_call
 from rank_collapse.torch.frozen import freeze_call
+from rank_collapse.torch.graph import _by_position, _name_of
 from rank_collapse.torch.values import is_floating
 from tests.oracles.torch_operators import (
     CHOICES,
@@ -16,11 +18,16 @@ from tests.oracles.torch_operators import (
     PRODUCTS,
     STATISTICS,
     SUMS,
+    aten,
     derive,
+    draw,
     draw_tangents,
+    image,
     make_call,
+    mask,
     push,
     torch,
+    x,
 )
 
 # Of what torch itself imports for forward mode.
@@ -69,3 +76,58 @@ def test_what_is_linear_passes_its_derivative(name):
         assert value.degree == 1 and value.array is array
         expected = derive(call, values, tangents, index)
         torch.testing.assert_close(push(value, values, tangents), expected)
+
+
+OTHER_ARGUMENTS = {
+    "a fill with True": ("masked_fill", aten.masked_fill.Scalar, x, mask, True),
+    "a padding without its value": ("constant_pad_nd", aten.constant_pad_nd.default, x, [1, 2]),
+    "a convolution without a bias": (
+        "convolution", aten.convolution.default,
+        *(image, draw(8, 2, 3, 3), None),
+        *([1, 1], [1, 1], [1, 1], False, [0, 0], 2),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHER_ARGUMENTS)
+@pytest.mark.parametrize("rule", [freeze_call, differentiate_call])
+def test_arguments_that_are_no_tensors_or_left_out(rule, kind):
+    call, values = make_call(*OTHER_ARGUMENTS[kind])
+    tangents = draw_tangents(values)
+    value = rule(call, call.compute())
+    expected = derive(call, values, tangents, None)
+    assert value.degree == 1
+    torch.testing.assert_close(push(value, values, tangents), expected)
+
+
+def test_what_has_no_derivative_is_a_constant():
+    """Whole numbers and Bools that an operator makes of a value, by name or by its dtype."""
+    for name, target, *args in (
+        ("_to_copy", aten._to_copy.default, x),
+        ("signbit", aten.signbit.default, x),
+    ):
+        call, _ = make_call(name, target, *args)
+        call.kwargs = {"dtype": torch.int64} if name == "_to_copy" else {}
+        for rule in (freeze_call, differentiate_call):
+            value = rule(call, call.compute())
+            assert value.degree == 0 and not value.sources
+
+
+def test_arguments_by_keyword_have_the_positions_of_the_schema():
+    target = aten.sum.dim_IntList
+    keywords = {"keepdim": True, "dim": [1], "dtype": None}
+    args, kwargs = _by_position(target, [3], keywords)
+    assert args == [3, [1], True] and kwargs == {"dtype": None}
+    args, kwargs = _by_position(target, [3], {"keepdim": True})
+    assert args == [3, None, True] and not kwargs  # the default stands between them
+    assert _by_position(len, [3], {"x": 4}) == ([3], {"x": 4})
+
+
+def test_a_copy_that_detach_made_is_named_so_and_another_alias_is_not():
+    graph = torch.fx.Graph()
+    nodes = [graph.call_function(aten.alias.default, (graph.placeholder("x"),)) for _ in range(2)]
+    nodes[0].meta["original_aten"] = aten.detach.default
+    nodes[1].meta["original_aten"] = aten.alias.default
+    other = graph.call_function(aten.clone.default, (nodes[0],))
+    other.meta["original_aten"] = aten.detach.default
+    assert [_name_of(node) for node in (*nodes, other)] == ["detach", "alias", "clone"]

@@ -1,6 +1,7 @@
 """`path_lengths` of PyTorch's own modules: results, and what stays untouched."""
 
 import copy
+import itertools
 import subprocess
 import sys
 import warnings
@@ -13,6 +14,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from rank_collapse.torch import path_lengths  # noqa: E402
+from rank_collapse.torch.path_lengths import _split_longer  # noqa: E402
 from tests.oracles.small_torch_stack import (  # noqa: E402
     HIDDEN,
     IDS,
@@ -215,3 +217,24 @@ def test_attention_without_a_softmax():
     path = linear[1](linear[0](HIDDEN))
     torch.testing.assert_close(frozen.by_length[2], (path - path.mean(-1, keepdim=True)) * scale)
     assert path_lengths(Model(Detached), hidden=HIDDEN, branches=LAYERS).longer is None
+
+
+@pytest.mark.parametrize("longest", [0, 1, 2, 4])
+@pytest.mark.parametrize("sizes", [(3,), (3, 2), (2, 4), (1, 1)])
+def test_longer_paths_are_one_sum_whatever_the_number_of_axes(longest, sizes):
+    """Against a loop over the lengths of each axis."""
+    random = torch.Generator().manual_seed(0)
+    sums = torch.randn((*sizes, 5, 2), generator=random, dtype=torch.float64)
+    expected = torch.zeros((*[longest + 1] * len(sizes), 5, 2), dtype=torch.float64)
+    longer = torch.zeros(5, 2, dtype=torch.float64)
+    for lengths in itertools.product(*map(range, sizes)):
+        if max(lengths) <= longest:
+            expected[lengths] += sums[lengths]
+        else:
+            longer += sums[lengths]
+    by_length, remaining = _split_longer(sums, len(sizes), longest)
+    torch.testing.assert_close(by_length, expected)
+    if max(sizes) <= longest + 1:
+        assert remaining is None
+    else:
+        torch.testing.assert_close(remaining, longer)

@@ -1,5 +1,7 @@
 """path_lengths of models whose forward pass has blocks of code, such as `torch.autocast`."""
 
+import contextlib
+
 import pytest
 
 from tests.support.refusals import is_refused
@@ -24,8 +26,9 @@ class Chooses(Attention):
     """`torch.cond` inside of the attention."""
 
     def forward(self, x):
-        doubled = torch.cond(x.sum() > -1e9, lambda y: y * 1.0, lambda y: y * 2.0, (x,))
-        return super().forward(doubled)
+        chosen = torch.cond(x.sum() > -1e9, lambda y: y * 1.0, lambda y: y * 2.0, (x,))
+        chosen = torch.cond(x.sum() < -1e9, lambda y: y * 2.0, lambda y: y * 1.0, (chosen,))
+        return super().forward(chosen)
 
 
 class Counts(Attention):
@@ -90,6 +93,82 @@ def test_a_branch_in_a_block_of_autocast_is_refused():
     message = "is inside of a torch.autocast block, in which torch.export forgets the names of"
     is_refused(message, path_lengths, model, HIDDEN, branches=LAYERS)
     is_refused(message, path_lengths, model, HIDDEN, branches=r"layers\.1", start="layers.0.q")
+
+
+@contextlib.contextmanager
+def nested_blocks():
+    with torch.autocast("cpu", enabled=False), torch.autocast("cpu", torch.bfloat16, False):
+        yield
+
+
+def test_a_branch_in_a_block_of_a_block_is_refused():
+    message = "is inside of a torch.autocast block, in which torch.export forgets the names of"
+    is_refused(message, path_lengths, Around(nested_blocks), HIDDEN, branches=LAYERS)
+
+
+class Small(torch.nn.Module):
+    """A skip around one branch, after what `begin` makes of the state."""
+
+    def __init__(self, begin):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.scale, self.branch = (torch.nn.Linear(4, 4) for _ in range(3))
+        self.begin = begin
+
+    def forward(self, x):
+        state = self.begin(self, x)
+        return state + self.branch(state)
+
+
+@torch.no_grad()
+def test_paths_pass_the_graph_that_torch_cond_chooses_outside_of_branches():
+    """It has no weights, so that it can hide no branch."""
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    model = Small(
+        lambda self, x: torch.cond((x * x).sum() < 0, lambda y: 2 * y, lambda y: 3 * y, (x,))
+    )
+    by_length = path_lengths(model, x, branches="branch").by_length
+    torch.testing.assert_close(by_length[0], 3 * x)
+    torch.testing.assert_close(by_length[1], 3 * x @ model.branch.weight.T)
+
+
+@torch.no_grad()
+def test_torch_cond_with_weights_may_come_before_the_start():
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+    def begin(self, x):
+        return self.scale(torch.cond((x * x).sum() > 0, self.first, lambda y: 1.0 * y, (x,)))
+
+    model = Small(begin)
+    by_length = path_lengths(model, x, branches="branch", start="scale").by_length
+    state = model.scale(model.first(x))
+    torch.testing.assert_close(by_length[0], state)
+    torch.testing.assert_close(by_length[1], state @ model.branch.weight.T)
+
+
+@torch.no_grad()
+def test_a_number_of_tokens_that_values_decide():
+    """It is one of the graph's unknown sizes, with which the model computes shapes."""
+    x = torch.tensor([[1.0, 2, 3, 4], [0, 0, 0, 0], [3, 1, -1, 2]])
+
+    def begin(self, x):
+        chosen = (x.detach().abs().sum(1) > 0).nonzero()[:, 0]
+        return x[chosen].reshape(chosen.shape[0] * 2, 2).reshape(chosen.shape[0], 4)
+
+    model = Small(begin)
+    by_length = path_lengths(model, x, branches="branch").by_length
+    torch.testing.assert_close(by_length[0], x[[0, 2]])
+    torch.testing.assert_close(by_length[1], x[[0, 2]] @ model.branch.weight.T)
+
+
+def test_a_loop_of_torch_is_refused_by_its_name():
+    loop = pytest.importorskip("torch._higher_order_ops").while_loop
+
+    def begin(self, x):
+        return loop(lambda i, y: i < 2, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1]
+
+    message = r"^while_loop in the model's own forward .* reads a value that depends on the start"
+    is_refused(message, path_lengths, Small(begin), torch.ones(3, 4), branches="branch")
 
 
 class ChoosesLayer(Model):

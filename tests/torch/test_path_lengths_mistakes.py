@@ -60,6 +60,7 @@ DECODER = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, batch_first
 ENCODER = nn.TransformerEncoder(
     nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1, enable_nested_tensor=False
 ).eval()
+WHOLE = nn.Transformer(8, 2, 1, 1, 16, batch_first=True).eval()
 WRONG = {
     "no module": ({"model": lambda x: x}, "model is a function, not a torch.nn.Module"),
     "no match": (
@@ -74,6 +75,10 @@ WRONG = {
     "two axes": (
         {"branches": {"a": LAYERS, "b": r"layers\.1"}},
         r"branches: module 'layers.1' matches several patterns",
+    ),
+    "no match in a dict": (
+        {"branches": {"mlp": LAYERS, "attention": "layer"}},
+        r"branches\['attention'\]='layer' matches no module's path in full; the nearest are laye",
     ),
     "no start": ({"start": "embedding"}, r"start='embedding' is neither .* near it: embed"),
     "unused module": ({"start": "unused"}, "start='unused': this module computes nothing"),
@@ -148,6 +153,11 @@ WRONG = {
         | {"branches": r"layers\.0\.self_attn", "start": "src"},
         "give is_causal=True if it is, else is_causal=False",
     ),
+    "causal mask of an encoder and a decoder": (
+        {"model": WHOLE, "inputs": (STATES, STATES), "kwargs": {"src_mask": CAUSAL}}
+        | {"branches": r"encoder\.layers\.0\.self_attn", "start": "src"},
+        "give src_is_causal=True if it is, else src_is_causal=False",
+    ),
     "linear attention": (
         {"model": Model(Linear)},
         r"aten.bmm in module 'layers.0' .* multiplies two values .*\.detach\(\)",
@@ -189,6 +199,23 @@ def test_wrong_uses_get_one_line(name, model, capfd):
     with pytest.raises(ValueError, match=line) as error:
         path_lengths(model, *inputs, **arguments, **kwargs)
     assert "\n" not in str(error.value) and not any(capfd.readouterr())
+
+
+def test_a_model_of_several_processes_is_refused(model, tmp_path):
+    """The message names the module inside, and that module is measured."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1
+    )
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        with pytest.raises(ValueError, match=r"DistributedDataParallel: .*, model\.module,"):
+            path_lengths(wrapped, hidden=HIDDEN, branches="module." + LAYERS)
+        lengths = path_lengths(wrapped.module, hidden=HIDDEN, branches=LAYERS)
+    finally:
+        torch.distributed.destroy_process_group()
+    sums = lengths.by_length.sum(0) + lengths.offset
+    expected = model(hidden=HIDDEN)[lengths.output_name].detach()
+    torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("hint", [True, False])

@@ -273,3 +273,31 @@ def test_a_stream_with_tokens_first_is_refused(tmp_path):
 
     line = r"stream has \[3, 2\] states, and the token ids have shape \[2, 3\]: it has tokens first"
     is_refused(line, run)
+
+
+class Skips(Model):
+    """Calls no layer where it is told so, as an early exit."""
+
+    def forward(self, ids, is_short):
+        return self.embed(ids) if is_short else super().forward(ids)
+
+
+@torch.no_grad()
+def test_a_call_without_layers_adds_no_tokens(tmp_path):
+    model = Skips()
+    with record(model, tmp_path / "a.safetensors"):
+        for is_short in (True, False, True):
+            model(IDS, is_short)
+    recording = open_recording(tmp_path / "a.safetensors")
+    assert recording.num_layers == 3 and recording.shape == (2, 3, 8)
+    np.testing.assert_array_equal(next(recording.read_layers()).before, model.embed(IDS))
+
+
+@torch.no_grad()
+def test_a_mask_of_other_tokens_than_those_of_the_stream_is_not_recorded(tmp_path):
+    """As where a model drops tokens before its layers."""
+    model = WithLogits()
+    embedded = model.embed(IDS)[:, :2]
+    options = {"inputs_embeds": embedded, "attention_mask": torch.tensor([[1, 1, 1], [0, 1, 1]])}
+    _, recording = record_calls(tmp_path / "a.safetensors", [((), options)], model)
+    assert recording.shape == (2, 2, 8) and "mask" not in recording.arrays

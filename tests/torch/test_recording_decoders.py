@@ -41,6 +41,16 @@ def test_both_attentions_of_a_decoder_are_one_branch(tmp_path):
         assert_close(layer.before + sum(layer.branches.values()), layer.after, atol=1e-5)
 
 
+def test_an_attention_by_name_is_one_branch_without_the_other(tmp_path):
+    decoder = make_decoder()
+    outputs = []
+    for layer in decoder.layers:
+        layer.self_attn.register_forward_hook(lambda module, args, out: outputs.append(out[0]))
+    layers = run(decoder, tmp_path / "a.npz", attention="self_attn").read_layers()
+    for layer, output in zip(layers, outputs, strict=True):
+        np.testing.assert_array_equal(layer.branches["attention_branch"], output)
+
+
 @pytest.mark.parametrize("wrong", ["self_attn", "multihead_attn", "linear2", None])
 @pytest.mark.parametrize("is_replay", [False, True])
 def test_a_mistake_in_either_attention_is_one_of_attention(wrong, is_replay, tmp_path):

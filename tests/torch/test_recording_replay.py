@@ -107,3 +107,20 @@ def test_inputs_that_do_not_fit_are_one_line(tmp_path):
     is_refused("another mask", record_on, model, IDS, attention_mask=mask)
     is_refused("width 8", record_on, Model(3, 6).eval(), IDS)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@torch.no_grad()
+def test_a_branch_that_the_other_run_does_not_have_stays_as_it_is(tmp_path):
+    model = Model().eval()
+    with record(model, tmp_path / "b.safetensors", mlp="nothing"):
+        model(IDS)
+    model.blocks[1].mlp[2].bias += 0.5
+    with record(model, tmp_path / "a.safetensors", inputs=tmp_path / "b.safetensors"):
+        model(IDS)
+    layers = open_recording(tmp_path / "a.safetensors").read_layers()
+    others = open_recording(tmp_path / "b.safetensors").read_layers()
+    for layer, other in zip(layers, others, strict=True):
+        middle = torch.tensor(other.before + other.branches["attention_branch"]).float()
+        block = model.blocks[layer.index]
+        assert_close(layer.branches["mlp_branch"], block.mlp(block.norm(middle)), atol=1e-6)
+        assert_close(layer.after - other.after, 0.5 * (layer.index == 1), atol=1e-5)

@@ -181,7 +181,11 @@ class Count(NamedTuple):
 
 def make_counting_ensemble():
     """An ensemble whose model is the number of epochs that it was trained."""
-    ensemble = make_ensemble(devices=1, watch=lambda count, data, *_: count + data["zero"])
+
+    def watch(count, data, *_):
+        return {"count": count + data["zero"], "pair": jnp.stack([count, -count])}
+
+    ensemble = make_ensemble(devices=1, watch=watch)
     ensemble.init = lambda key, hyper: (Count(jnp.zeros(())), {"zero": jnp.zeros(())})
     ensemble.step = lambda state, hyper, epoch: (
         (Count(state[0].model + 1), state[1]),
@@ -200,15 +204,18 @@ def test_the_last_chunk_is_watched_where_chunks_do_not_divide_the_epochs():
         on_chunk=lambda epoch, snapshot, losses: (
             chunks.append(losses.shape) or snapshots.append((epoch, snapshot()))
         ),
-        on_watched=lambda epoch, new, losses: looks.append((epoch, new[0], losses.shape)),
+        on_watched=lambda epoch, new, losses: looks.append(
+            (epoch, new["count"][0], new["pair"][0].tolist(), losses.shape)
+        ),
     )
-    np.testing.assert_array_equal(run.watched, [[0, 3, 4]] * 2)
+    np.testing.assert_array_equal(run.watched["count"], [[0, 3, 4]] * 2)
+    np.testing.assert_array_equal(run.watched["pair"], [[[0, 0], [3, -3], [4, -4]]] * 2)
     np.testing.assert_array_equal(run.losses, [[0, 1, 2, 3]] * 2)
-    assert looks == [(0, 0, (2, 0)), (3, 3, (2, 3)), (4, 4, (2, 4))]
+    assert looks == [(at, at, [at, -at], (2, at)) for at in (0, 3, 4)]
     assert chunks == [(2, 3), (2, 4)]
     (epoch, first), (last, whole) = snapshots
     assert (epoch, last) == (3, 4) and np.isnan(first["losses"][:, 3]).all()
-    np.testing.assert_array_equal(first["watched"], [[0, 3, 0]] * 2)
+    np.testing.assert_array_equal(first["watched"]["count"], [[0, 3, 0]] * 2)
     looks.clear()
     resumed = ensemble.train(
         keys, hyper, resume=lambda _: (3, first), on_watched=lambda *look: looks.append(look[0])
@@ -217,17 +224,18 @@ def test_the_last_chunk_is_watched_where_chunks_do_not_divide_the_epochs():
     again = ensemble.train(keys, hyper, resume=lambda _: (4, whole))
     begun = ensemble.train(keys, hyper, resume=lambda like: (0, like))
     for finished in (resumed, again, begun):
-        np.testing.assert_array_equal(finished.watched, run.watched)
+        for name, values in run.watched.items():
+            np.testing.assert_array_equal(finished.watched[name], values)
         np.testing.assert_array_equal(finished.losses, run.losses)
         np.testing.assert_array_equal(finished.state.model, [4, 4])
-    np.testing.assert_array_equal(first["watched"], [[0, 3, 0]] * 2)
+    np.testing.assert_array_equal(first["watched"]["count"], [[0, 3, 0]] * 2)
     assert ensemble.train(seed_keys(0, 3), hyper).losses.shape == (3, 4)
     assert Ensemble(RECIPE, make_data).epochs_per_chunk == 5
     assert Ensemble(RECIPE, make_data, at_once=3).at_once == 3
     empty = make_counting_ensemble()
     empty.recipe = dataclasses.replace(RECIPE, num_epochs=0)
     nothing = empty.train(keys, hyper)
-    assert nothing.losses.shape == (2, 0) and nothing.watched.tolist() == [[0], [0]]
+    assert nothing.losses.shape == (2, 0) and nothing.watched["count"].tolist() == [[0], [0]]
 
 
 def test_a_function_of_models_is_of_each_seed_with_its_data_values_and_key():
@@ -245,9 +253,9 @@ def test_a_function_of_models_is_of_each_seed_with_its_data_values_and_key():
     np.testing.assert_array_equal(results["key"], jax.random.key_data(keys)[:2])
 
 
-def measure_models(count, **options):
-    """Measures so many made-up models on one device, but the last, which pads the others."""
-    ensemble = make_ensemble(devices=1)
+def measure_models(count, devices=1, at_once=1, **options):
+    """Measures so many made-up models, but the last, which pads the others."""
+    ensemble = make_ensemble(devices, at_once=at_once)
     call = ensemble.of_models(
         lambda model, data, hyper, key: {"sum": model + data["a"] + hyper.learning_rate}
     )
@@ -275,6 +283,18 @@ def test_seeds_that_are_measured_some_at_a_time_are_those_of_one_call(count, rea
     some = measure_models(count, on_seeds=done.append, activity=note_activity)
     np.testing.assert_array_equal(some, expected)
     assert done == reached and activities == ["compiling what is measured"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reached"), [({"devices": 2}, [4, 7]), ({"at_once": 4}, [7])], ids=str
+)
+def test_of_several_devices_each_has_two_seeds_at_a_time_and_vmapped_ones_are_one_call(
+    changes, reached
+):
+    done = []
+    some = measure_models(8, on_seeds=done.append, **changes)
+    np.testing.assert_allclose(some, 11.5 * np.arange(1, 8), rtol=1e-6)
+    assert done == reached
 
 
 def test_compiling_is_an_activity_before_the_first_chunk(two_devices, reference_run):
@@ -319,7 +339,9 @@ def test_values_for_another_number_of_runs_are_named(two_devices):
     is_refused(r"keys of shape \(\)", two_devices.train, jax.random.key(0), Hyper())
     is_refused("hyper is a dict", two_devices.train, seed_keys(0, 2), {"dropout": 0.1})
     is_refused("devices= has no", seed_mesh, [])
-    for data in ({"eval": make_data(jax.random.key(0))["train"]}, {"train": ()}):
+    is_refused(r"keys of shape \(0,\)", two_devices.train, seed_keys(0, 2)[:0], Hyper())
+    no_examples = {"eval": make_data(jax.random.key(0))["train"]}
+    for data in (no_examples, {"train": ()}, [make_data(jax.random.key(0))["train"]]):
         ensemble = Ensemble(RECIPE, lambda key, data=data: data)
         is_refused("named 'train'", ensemble.train, seed_keys(0, 2), Hyper())
     is_refused(

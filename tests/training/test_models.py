@@ -117,7 +117,7 @@ def test_an_interrupted_ensemble_goes_on_with_what_is_watched(ensemble, training
 
 
 def test_logits_of_pairs_are_those_of_each_under_its_masks():
-    """Of a batch with dropout at a rate of 0; at another, each pair has its own."""
+    """Of a batch with dropout at a rate of 0, or none; at another, each pair has its own."""
     pairs = sequences.make_pairs(jax.random.key(2), 3, 3, 3, min_len=1)
     # a token that does not exist between others, which the causal mask does not hide
     pairs = pairs.replace(target_mask=pairs.target_mask.at[:, 1].set(False))
@@ -128,10 +128,12 @@ def test_logits_of_pairs_are_those_of_each_under_its_masks():
 
     @jax.jit
     def run(rate):
-        return batch_forward(model, same, CONFIG, dropout_key=jax.random.key(1), dropout_rate=rate)
+        key = None if rate is None else jax.random.key(1)
+        return batch_forward(model, same, CONFIG, dropout_key=key, dropout_rate=rate)
 
     single = jax.jit(lambda *a: encoder_decoder.apply(model, *a[:2], CONFIG, **a[2]).logits)
     logits, dropped = run(0.0), run(0.5)
+    np.testing.assert_allclose(run(None), logits, rtol=1e-4, atol=1e-4)
     for i in range(3):
         masks = {"source_mask": pairs.source_mask[i], "target_mask": pairs.target_mask[i, :-1]}
         expected = single(pairs.source[i], pairs.target[i, :-1], masks)

@@ -90,6 +90,13 @@ def test_optimizers_step_as_those_of_torch(name, b2):
     np.testing.assert_allclose(steps, expected, rtol=2e-3, atol=1e-5)
 
 
+def test_a_run_may_have_no_dropout():
+    """Its other values are checked as those of other runs are."""
+    check_hyper(Hyper(dropout=None), make_recipe())
+    values = Hyper(dropout=None, output_dropout=-1.0)
+    is_refused("output_dropout=-1", check_hyper, values, make_recipe())
+
+
 @pytest.mark.full
 def test_an_ensemble_sweeps_warm_up_and_smoothing():
     batch = sequences.make_examples(jax.random.key(0), 4, 6, 5)

@@ -148,6 +148,24 @@ def test_gradients_of_fused_matrices_are_split_as_the_caller_says(layers):
     )
 
 
+@pytest.mark.parametrize("axis", [0, -1])
+def test_of_several_axes_that_fit_the_caller_names_one_or_its_whole_length_does(axis):
+    """Both axes are divisible by the shares; one alone has the sum of the widths."""
+    leaf = draw_normal(4, 12)
+    for shares, options, ends in (
+        (("query", "value"), {"axis": axis}, (0, 1, 1, 2)),
+        ({"query": 1, "value": 1}, {"axis": axis}, (0, 1, 1, 2)),
+        ({"key": 1, "query": 3}, {}, (1, 4, 0, 1)),
+    ):
+        norms = rc.monitor_gradients({"c_attn": leaf}, parts={"c_attn": shares}, **options)
+        blocks = np.split(leaf, leaf.shape[options.get("axis", 0)], axis=options.get("axis", 0))
+        unit = len(blocks) // ends[-1] if options else 1
+        other = "value" if "value" in shares else "key"
+        for part, (start, end) in (("query", ends[:2]), (other, ends[2:])):
+            want = np.linalg.norm(blocks[start * unit : end * unit])
+            assert_close(norms[f"{part}_gradient"], want)
+
+
 SHARED = {"parts": {"c_attn": tuple(PARTS)}}
 
 
@@ -163,6 +181,7 @@ FEWER = {"a": {"q_proj": np.ones((3, 4))}, "q_proj": np.ones((2, 4))}
         ({"c_attn": np.ones((48, 24))}, SHARED, TWO_AXES),
         ({"c_attn": np.ones((36, 4, 12))}, SHARED, TWO_AXES),
         ({"c_attn": np.ones((6, 6))}, SHARED, TWO_AXES),
+        ({"c_attn": np.ones((6, 6))}, {"parts": {"c_attn": ()}}, TWO_AXES),
         (UNEVEN, {"layer_axis": 2}, r"q_proj of shape \(2, 4\) has no axis layer_axis=2"),
         (UNEVEN, {"layer_axis": 0}, r"q_proj of shape \(3, 4\) does not have 2 layers"),
         (FEWER, {"layer_axis": 0}, r"q_proj of shape \(2, 4\) does not have 3 layers"),

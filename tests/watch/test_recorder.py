@@ -3,6 +3,7 @@
 import logging
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,6 +89,18 @@ def test_a_writer_gets_every_number_of_a_row():
         expected += zip(places, values, strict=True)
     assert len(expected) > 20
     assert sorted(lines) == sorted((*line, 0) for line in expected if not np.isnan(line[1]))
+
+
+def test_a_log_may_be_a_function_whose_module_is_unknown():
+    """That of a method of a built-in type is None."""
+    logged = {}
+    Recorder(logged.update, Notes()).add(3, {"a": {0: 1.0, 1: 2.0}}, 2)
+    assert logged == {"a/layer_0": 1.0, "a/layer_1": 2.0, "step": 3}
+
+
+def test_a_path_that_is_too_long_is_refused_in_short():
+    with pytest.raises(ValueError, match=r"^log='a{40}'\.\.\. is not a path: .*too long"):
+        Recorder(Path("a" * 300), Notes())
 
 
 def test_a_log_that_fails_for_a_while_goes_on():

@@ -184,6 +184,7 @@ def test_layers_that_lack_a_scalar_are_gaps_in_scans_and_branches():
 
     def model(x, index):
         jax.vmap(tap, in_axes=(1, None))(jnp.stack([x, x + 9], axis=1), weights)
+        jax.vmap(tap, in_axes=(None, 0))(x + 8, jnp.stack([weights, weights + 1]))
         x = repeat(bare, x)
         x = jax.lax.switch(index, (weighted, two, lambda x: x), x)
         return repeat(two, x)
@@ -199,11 +200,36 @@ def test_layers_that_lack_a_scalar_are_gaps_in_scans_and_branches():
         (2, [nan, nan], [nan, nan]),
     ):
         _, scalars = measure_taps(model, measure_first, X[0], jnp.int32(index))
-        want = start + np.array([9, 0, 0, 0, *firsts, *[1, 2] * 3])
+        want = start + np.array([9, 8, 0, 0, 0, *firsts, *[1, 2] * 3])
         np.testing.assert_allclose(scalars["first"], want, rtol=2e-3)
-        want = [total, nan, nan, nan, *sums, *[nan] * 6]
+        want = [total, total + 2 * N * N, nan, nan, nan, *sums, *[nan] * 6]
         np.testing.assert_allclose(scalars["sum"], want, rtol=1e-6)
         assert scalars["first"][-1] == X[0, 0, 0] + 2
+
+
+def test_a_measurement_may_be_a_vector_and_a_layer_may_have_none():
+    """The longer branch is the second; an inner program returns a constant."""
+
+    def tap_two(x):
+        tap(x, x)
+        tap(x + 1, x)
+        return x
+
+    def model(x, index):
+        tap(x)
+        _, constant = jax.jit(lambda x: (tap(x, x), 2.5))(x)
+        x = jax.lax.switch(index, (lambda x: tap(x, x) or x, tap_two), x)
+        return x, constant
+
+    def measure_rows(x, weights):
+        return {} if weights is None else {"row": x[0]}
+
+    for index, third in ((0, np.nan), (1, X[0, 0] + 1)):
+        (out, constant), scalars = measure_taps(model, measure_rows, X[0], jnp.int32(index))
+        np.testing.assert_array_equal(out, X[0])
+        assert constant == 2.5
+        want = [X[0, 0], X[0, 0], np.full(D, third)]
+        np.testing.assert_array_equal(scalars["row"], np.stack(want))
 
 
 def test_a_compiled_function_with_taps_is_measured_whether_or_not_it_ran_before():

@@ -110,6 +110,13 @@ def test_a_product_sums_over_tokens_where_the_ends_are_of_other_rows():
     assert not torch_followers.sums_tokens(Term(("nd", "md", "nm"), {}, Tag(), Tag()), "n")
     repeated = Tag(query.maps, followers={"entries": lambda: numbers[[0, 0, 1]]})
     assert torch_followers.sums_tokens(Term(("nd", "md", "nm"), {}, repeated, Tag()), "n")
+    maps = frozenset([linear_map, make_map(12, 3, 4)])  # the first row of either map is a token
+    joined = Tag(maps, followers={"entries": lambda: torch.tensor([[0, 1], [12, 13]])})
+    term = Term(("nd", "md", "nm"), {}, joined, Tag())
+    assert torch_followers.sums_tokens(term, "n") and not torch_followers.sums_tokens(term, "d")
+    for numbers_of_one in ([[0, 1], [4, 5]], [[12, 13], [16, 17]]):
+        one = Tag(maps, followers={"entries": lambda a=numbers_of_one: torch.tensor(a)})
+        assert torch_followers.sums_tokens(Term(("nd", "md", "nm"), {}, one, Tag()), "n")
 
 
 def test_axes_whose_ends_are_of_one_row_are_features():

@@ -21,7 +21,7 @@ def list_masks(*args, **kwargs):
 def test_masks_are_found_by_their_name_wherever_they_stand():
     x = torch.ones(2, 3)
     assert [name for name, _ in list_masks(x, MASK)] == ["attention_mask"]
-    inner = {"key_padding_mask": MASK, "size": 3, "x": x}
+    inner = {"key_padding_mask": MASK, "size": 3, "x": x, 0: MASK, ("mask", 1): x[0]}
     ((name, mask),) = list_masks(x, options=inner)
     assert name == "key_padding_mask" and mask is MASK
     for shape in ((1, 2, 3), (6,)):
@@ -30,6 +30,13 @@ def test_masks_are_found_by_their_name_wherever_they_stand():
 
 def test_of_a_call_that_does_not_fit_the_keywords_are_read():
     assert [name for name, _ in list_masks(1, 2, 3, pad=MASK)] == ["pad"]
+
+
+def test_of_a_function_without_a_signature_the_keywords_are_read():
+    module = Module()
+    module.forward = {}.update
+    frame = Frame(0, module, "m", (torch.ones(2),), {"pad": MASK, "x": MASK})
+    assert [name for name, _ in frame.masks] == ["pad"]
 
 
 @pytest.mark.parametrize(

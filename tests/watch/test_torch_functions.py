@@ -307,6 +307,7 @@ def test_a_convolution_has_the_letters_of_its_channels(function, x):
 def test_products_of_other_forms_are_not_read():
     a, b = torch.randn(3, 4), torch.randn(4)
     assert read_product(torch.matmul, (a, b), {}) is None
+    assert read_product(F.linear, (a, a[0]), {}) is None  # a product with a vector
     assert read_product(torch.einsum, ("ij,jk", a, a.T), {}) is None  # without a result
     assert read_product(torch.einsum, ("ij,jk,kl->il", a, a.T, a), {}) is None
     assert read_product(torch.einsum, (a, [0, 1], a.T, [1, 2], [0, 2]), {}) is None

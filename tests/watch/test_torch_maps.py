@@ -3,6 +3,10 @@
 import pytest
 
 pytest.importorskip("torch")
+from rank_collapse.watch.torch_functions import Product
+from rank_collapse.watch.torch_maps import _read_parameters, see_map
+from rank_collapse.watch.torch_tag_table import TagTable
+from rank_collapse.watch.torch_tags import Tag
 from tests.oracles.measured_layers import (
     Attention,
     B,
@@ -245,3 +249,55 @@ def test_tokens_of_unusual_queries_and_keys(kind, body):
         pytest.skip("the tokens are then those behind the map of the layer before")
     torch.manual_seed(0)
     check_layers(Stack(body, kind(), kind(), mlp=nn.Linear(D, D)))
+
+
+def test_a_tensor_that_maps_read_along_other_axes_is_a_source_for_each():
+    """Features are the last axis for one map, and the middle one for another."""
+    table, weight, x = TagTable([]), nn.Parameter(torch.ones(5, 4)), torch.rand(2, 3, 4)
+    maps = []
+    for letters, shape in ((("aby", "zy", "abz"), (2, 3, 5)), (("ayb", "zy", "azb"), (2, 5, 4))):
+        output = torch.zeros(shape)
+        see_map(table, Product(x, weight, letters), [weight], output)
+        (linear_map,) = table.tag(output).maps
+        maps.append((linear_map, table.number(output, "entries")))
+    (first, numbers), (second, others) = maps
+    assert torch.equal(first.source.matrix, x.reshape(6, 4))
+    assert torch.equal(second.source.matrix, x.mT.reshape(8, 3))
+    rows = torch.arange(8).reshape(2, 1, 4)
+    assert torch.equal(first.find_rows(numbers), torch.arange(6).reshape(2, 3, 1).expand(2, 3, 5))
+    assert torch.equal(second.find_rows(others), rows.expand(2, 5, 4))
+    assert (first.find_rows(others) == -1).all() and (second.find_rows(numbers) == -1).all()
+
+
+def test_which_parameter_a_weight_is_made_of():
+    """By the part of it that a view has, where the view has whole outputs."""
+    table = TagTable([])
+    matrix, other = nn.Parameter(torch.ones(6, 4)), nn.Parameter(torch.ones(6, 4))
+    biases = nn.Parameter(torch.ones(6)), nn.Parameter(torch.ones(6))
+    unknown = [(None, -1, 0)]
+
+    def read(tensor, *parameters, axis=0, **options):
+        if parameters:
+            table.record(tensor, Tag(is_constant=True, parameters=parameters, **options))
+        return _read_parameters(table, tensor, axis)
+
+    assert read(matrix, axis=1) == [(matrix, 1, 0)] and read(biases[0], axis=1)[0][1] == 0
+    assert read(torch.ones(6, 4)) == unknown  # such as of the content
+    table.record(buffer := torch.ones(6, 4), Tag(is_constant=True))
+    assert read(buffer) == []
+    table.record(content := torch.ones(6, 4), Tag(is_content=True))
+    assert read(content) == unknown
+    assert read(matrix[2:4], matrix) == [(matrix, 0, 2)]
+    assert read(matrix[2:4], matrix, axis=1) == unknown
+    for part in (matrix[2:4].view(4, 2), matrix[:, 1:3], matrix[2:4].clone(), matrix[2:4].T):
+        assert read(part, matrix) == unknown
+    assert read(matrix.T, matrix) == [(matrix, -1, 0)]
+    low = nn.Parameter(torch.ones(6, 2))
+    assert read(torch.ones(6, 4), low, matrix) == [(low, -1, 0), (matrix, -1, 0)]
+    assert read(torch.ones(12, 4), matrix, other) == unknown
+    joint = torch.cat(biases)
+    table.record(joint, Tag(is_constant=True, parameters=biases, joined=biases))
+    assert read(joint[6:], *biases) == [(biases[1], 0, 0)]
+    assert read(joint[:6], *biases) == [(biases[0], 0, 0)]
+    assert read(joint[6:10], *biases) == read(joint[5:11], *biases) == unknown
+    assert read(joint[::2], *biases) == unknown

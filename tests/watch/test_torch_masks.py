@@ -164,8 +164,11 @@ def test_scores_that_are_filled_are_hidden_by_small_values(value, scores, hides)
     read = read_masks(Tensor.__setitem__, scores.clone(), OTHER, value)
     assert read == ([(OTHER, [[False, True, True]], "left out")] if hides else [])
     place = torch.tensor([0])
-    read = read_masks(Tensor.__setitem__, scores.clone(), (0, place), value)
-    assert read == ([(place, None, "allowed")] if hides else [])
+    places = place, torch.tensor([2])
+    for index in (places, (0, place), place):
+        read = read_masks(Tensor.__setitem__, scores.repeat(2, 1), index, value)
+        operands = places if index is places else (place,)
+        assert read == ([(operand, None, "allowed") for operand in operands] if hides else [])
     read = read_masks(Tensor.__setitem__, scores.clone(), (0, 0), value)
     assert read == ([(None, None, "allowed")] if hides else [])
 
@@ -192,6 +195,9 @@ def test_what_other_functions_do_with_scores_is_unknown():
     for args in ((SCORES, (0, 1)), (SCORES, (0, 1), "constant", 1.0)):
         ((operand, keep, _),) = read_masks(pad, *args)
         assert operand is SCORES and keep is None
+    rows, _ = torch.where(ONE)  # the places of what is true
+    (mask,) = masks.read_masks(torch.where, (ONE,), {}, rows)
+    assert mask == (ONE, None, "allowed")
     ((operand, keep, _),) = read_masks(torch.cumsum, SCORES, -1)
     assert operand is SCORES and keep is None
     assert read_masks(torch.softmax, SCORES, -1) == read_masks(torch.mm, SCORES, SCORES.T) == []

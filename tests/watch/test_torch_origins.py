@@ -1,10 +1,14 @@
 """Which products are attention, which tokens its keys are of, and what needs no weights."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
+from rank_collapse.watch.torch_functions import MAPS, read_product
+from rank_collapse.watch.torch_origins import Origins
 from tests.oracles.measured_layers import (
     RIGHT,
     Attention,
@@ -183,6 +187,120 @@ def test_padding_of_the_queries_is_that_of_the_attention_before_in_the_same_call
     (entropy,) = (v for v in row["cross.attention_entropy"] if v == v)
     expected = compute_entropy(model.attentions[0].kept, RIGHT)
     assert entropy == pytest.approx(expected, 1e-4), watched.describe()
+
+
+def call(origins, function, *args, **kwargs):
+    """Calls a function of torch, and records where its result comes from."""
+    result = function(*args, **kwargs)
+    product = read_product(function, args, kwargs) if function in MAPS else None
+    origins.see_function(function, product, args, kwargs, result)
+    return args[0] if function is torch.Tensor.__setitem__ else result
+
+
+def map_tokens(origins, x=None):
+    """Returns tokens [2, 3, 4] that a linear map made."""
+    weight = nn.Parameter(torch.randn(4, 4))
+    return call(origins, torch.nn.functional.linear, X[:2, :3, :4] if x is None else x, weight)
+
+
+def test_weights_that_content_chooses_are_weights():
+    """The choice of an expert depends on tokens; what is chosen is still of its parameter."""
+    origins, experts = Origins([]), nn.Parameter(torch.randn(5, 4, 4))
+    x = map_tokens(origins)
+    numbers = call(origins, torch.argmax, x, -1)
+    assert origins.is_content(numbers)
+    for function, args in ((torch.Tensor.__getitem__, ()), (torch.index_select, (0,))):
+        index = numbers if not args else numbers.flatten()
+        chosen = call(origins, function, experts, *args, index)
+        tag = origins.tag(chosen)
+        assert tag.parameters == (experts,) and tag.is_constant and not tag.is_content
+    table = call(origins, torch.Tensor.__getitem__, torch.ones(5, 4), numbers)  # of no parameter
+    assert origins.is_content(table)
+
+
+def test_a_write_into_a_view_of_numbers_leaves_them_constant():
+    origins = Origins([])
+    base = call(origins, torch.zeros, 2, 3)
+    view = call(origins, torch.Tensor.__getitem__, base, 0)
+    call(origins, torch.Tensor.add_, view, 1.0)
+    assert origins.is_constant(view) and origins.is_constant(base)
+    x = map_tokens(origins)
+    call(origins, torch.Tensor.copy_, view, x[0, 0, :3])
+    assert not origins.is_constant(base)
+
+
+def test_a_write_into_a_view_keeps_what_is_said_of_its_base():
+    """Of scores, of weights, and of the keys that content hides."""
+    origins = Origins([])
+    q, k = map_tokens(origins), map_tokens(origins)
+    scores = call(origins, torch.matmul, q, call(origins, torch.Tensor.mT.__get__, k))
+    marks = "is_softmax", "is_chosen", "is_unread"
+    for mark, is_on_view in itertools.product((*marks, ""), (False, True)):
+        base = call(origins, torch.mul, scores, 1.0)
+        tag = origins.tag(base)
+        terms = tag.terms
+        assert len(terms) == 1 and not any(getattr(tag, name) for name in marks)
+        view = call(origins, torch.Tensor.select, base, -1, 0)
+        if mark:
+            setattr(origins.tag(view) if is_on_view else tag, mark, True)
+        call(origins, torch.Tensor.zero_, view)
+        written = origins.tag(base)
+        assert written.terms == terms
+        assert [getattr(written, name) for name in marks] == [name == mark for name in marks]
+
+
+def test_a_write_moves_every_number_of_what_is_written():
+    """Of both summands; a softmax is of the weights before."""
+    origins = Origins([])
+    both = call(origins, torch.add, map_tokens(origins), map_tokens(origins))
+    names = ["entries", "entries 2"]
+    for place in (0, (slice(None), 1)):
+        target = call(origins, torch.zeros, 2, 3, 4)
+        value = call(origins, torch.Tensor.__getitem__, both, place)
+        call(origins, torch.Tensor.__setitem__, target, place, value)
+        assert sorted(origins.tag(target).followers) == names
+        for name in names:
+            expected = torch.full((2, 3, 4), -1)
+            expected[place] = origins.number(both, name)[place]
+            assert torch.equal(origins.number(target, name), expected)
+    keys = call(origins, torch.Tensor.mT.__get__, map_tokens(origins))
+    p = call(origins, torch.softmax, call(origins, torch.matmul, both, keys), -1)
+    softmax = p.detach().clone()
+    call(origins, torch.Tensor.__setitem__, p, 0, call(origins, torch.zeros, 3, 3))
+    assert origins.tag(p).followers["softmax"]().shape == p.shape
+    assert torch.equal(origins.tag(p).followers["softmax"]()[1], softmax[1])
+
+
+def test_a_number_of_an_unknown_tensor_is_none_of_a_map():
+    origins = Origins([])
+    q = map_tokens(origins)
+    (linear_map,) = origins.tag(q).maps
+    call(origins, torch.Tensor.__setitem__, q, (slice(None), 0), X[:2, 0, :4])
+    assert origins.tag(q).maps == {linear_map}
+    assert (linear_map.find_rows(origins.number(q, "entries")[:, 1:]) >= 0).all()
+
+
+def test_a_hidden_module_is_a_map_where_it_may_be_one():
+    """With a matrix, the same rows and no modules in it; else it hands on where tokens are from."""
+    x = X[:2, :3, :4]
+    linear, tail = nn.Linear(4, 5), nn.Sequential(nn.Linear(4, 5))
+    for module, output, is_map in (
+        (linear, torch.zeros(2, 3, 5), True),
+        (linear, torch.zeros(2, 5), False),
+        (tail, torch.zeros(2, 3, 5), False),
+        (nn.LayerNorm(4), torch.zeros(2, 3, 4), False),
+    ):
+        origins = Origins([])
+        tokens = map_tokens(origins, x)
+        origins.see_module(module, ((tokens,), {}), output)
+        maps = origins.tag(output).maps
+        assert (maps != origins.tag(tokens).maps) == is_map
+        if is_map:
+            (linear_map,) = maps
+            assert [a for a, _, _ in linear_map.parameters] == [linear.weight, linear.bias]
+    output = torch.zeros(2, 3, 5)
+    origins.see_module(nn.Embedding(7, 5), ((torch.zeros(2, 3, dtype=torch.long),), {}), output)
+    assert not origins.has(output)
 
 
 class Hidden(nn.Module):

@@ -1,11 +1,15 @@
 """Jagged tensors, and models that FSDP2 spreads over processes."""
 
+import functools
+import types
+
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
 from rank_collapse.torch import watch
+from rank_collapse.watch.torch_passes import read_loss
 from tests.oracles.measured_layers import (
     Attention,
     D,
@@ -19,6 +23,7 @@ from tests.oracles.measured_layers import (
     heads,
     join,
     nn,
+    norm,
     torch,
     watch_step,
 )
@@ -58,6 +63,90 @@ def test_a_pass_that_torch_traces_is_not_measured():
     assert rows[0]["attention_entropy"] == rows[1]["attention_entropy"]
 
 
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_a_pass_inside_of_torch_func_is_named(is_mapped):
+    """Gradients by torch.func, of all examples together or of each."""
+    model = Stack(add_in_turn, Attention(), Attention())
+    parameters = dict(model.named_parameters())
+    watched, optimizer = watch(model, 1), torch.optim.SGD(model.parameters(), 0.1)
+
+    def compute_loss(parameters, x):
+        x = x[None] if is_mapped else x
+        return torch.func.functional_call(model, parameters, (x,)).square().mean()
+
+    differentiate = torch.func.grad(compute_loss)
+    if is_mapped:
+        differentiate = torch.func.vmap(differentiate, (None, 0))
+    for name, gradient in differentiate(parameters, X).items():
+        parameters[name].grad = gradient.mean(0) if is_mapped else gradient
+    optimizer.step()
+    watched.close()
+    assert not watched.rows and "it ran inside of torch.func" in watched.describe()
+
+
+class Mapped(Attention):
+    """Attention of one example, mapped over examples."""
+
+    def __init__(self, is_fused):
+        super().__init__()
+        self.is_fused = is_fused
+
+    def forward(self, x, mask=None):
+        maps = self.q, self.k, self.v
+
+        def attend(x):
+            q, k, v = (part(x).unflatten(-1, (H, -1)).transpose(0, 1) for part in maps)
+            if self.is_fused:
+                y = F.scaled_dot_product_attention(q, k, v)
+            else:
+                p = (q @ k.mT * (D // H) ** -0.5).softmax(-1)
+                y = F.dropout(p, 0.0) @ v
+            return self.o(y.transpose(0, 1).flatten(-2))
+
+        return torch.vmap(attend)(x)
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_layer_inside_of_torch_func_has_a_reason(is_fused):
+    """It is not measured; the layers around it are, and a softmax of no attention is no layer."""
+    gates = torch.vmap(lambda x: torch.softmax(x, -1).sum())
+
+    def add_gated(self, x, mask):
+        gates(x)
+        return add_in_turn(self, x, mask)
+
+    torch.manual_seed(5)
+    model = Stack(add_gated, Attention(), Mapped(is_fused), Attention())
+    row, watched = watch_step(model, X)
+    described = watched.describe()
+    assert len(row["residual_ratio"]) == 2 and described.count("torch.func") == 1
+    assert "attentions.1: no layer: its attention ran inside of torch.func" in described
+
+
+def test_functions_that_change_tensors_in_place_by_name_or_in_lists():
+    """Such functions are called by FSDP2 with mixed precision."""
+
+    def add_changed(self, x, mask):
+        for attention in self.attentions:
+            y = attention(norm(x), mask)
+            torch._foreach_copy_((torch.empty_like(y),), (y,))
+            x = x + torch.relu_(input=self.mlp(y))
+        return x
+
+    def add_plain(self, x, mask):
+        for attention in self.attentions:
+            x = x + self.mlp(attention(norm(x), mask)).relu()
+        return x
+
+    def make(body):
+        torch.manual_seed(4)
+        return Stack(body, Attention(), Attention(), mlp=nn.Linear(D, D))
+
+    expected, _ = watch_step(make(add_plain), X)
+    row, watched = watch_step(make(add_changed), X)
+    assert row == expected, watched
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("is_fused", [False, True])
 def test_rows_of_jagged_tensors_are_examples(is_fused):
@@ -88,9 +177,192 @@ def test_rows_of_jagged_tensors_are_examples(is_fused):
         assert row["query_gradient"][i] == pytest.approx(gradient.item(), rel=1e-4)
 
 
+BIAS = torch.where(torch.ones(9, 9).tril() > 0, 0.0, -torch.inf)
+DOTS = {
+    "by name": lambda dot, q, k, v: dot(value=v, key=k, query=q, attn_mask=BIAS, scale=0.5),
+    "keys by name": lambda dot, q, k, v: dot(q, value=v, key=k, scale=0.5, is_causal=True),
+    "in order": lambda dot, q, k, v: dot(q, k, v, None, 0.0, True, scale=0.5),
+    "in groups": lambda dot, q, k, v: dot(q, k, v, is_causal=True, scale=0.5, enable_gqa=True),
+}
+
+
+@pytest.mark.parametrize("name", DOTS)
+def test_arguments_of_the_product_of_torch_have_names_or_an_order(name):
+    kept = []
+
+    def attend(q, k, v, mask):
+        is_grouped = name == "in groups"  # four heads of queries, two of keys
+        if is_grouped:
+            q, k, v = (a.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2) for a in (q, k, v))
+            k, v = k[:, :2], v[:, :2]
+        keys = k.repeat_interleave(2, 1) if is_grouped else k
+        kept.append((0.5 * q @ keys.mT + BIAS).softmax(-1).detach())
+        y = DOTS[name](F.scaled_dot_product_attention, q, k, v)
+        return y.unflatten(1, (2, 2)).transpose(2, 3).flatten(-2) if is_grouped else y
+
+    model = Stack(add_in_turn, Attention(attend=attend))
+    row, watched = watch_step(model, X)
+    (layer,) = model.attentions
+    assert row["residual_ratio"] == pytest.approx([compute_ratio(layer.kept[0])], 1e-4), watched
+    assert row["attention_entropy"] == pytest.approx([compute_entropy(kept[0])], 1e-4)
+    for part, linear in (("query", layer.q), ("key", layer.k), ("value", layer.v)):
+        norm = torch.cat([linear.weight.grad, linear.bias.grad[:, None]], dim=1).norm().item()
+        assert row[f"{part}_gradient"] == pytest.approx([norm], rel=1e-4, abs=1e-8)
+
+
+def multiply_twice(q, k, v, mask):
+    return ((q @ k.mT).softmax(-1) @ (k @ q.mT).softmax(-1)) @ v
+
+
+LEFT_OUT = {
+    "two weights": (multiply_twice, "several products of queries and keys are multiplied", False),
+    "exponentials": (
+        lambda q, k, v, mask: (q @ k.mT / 3).exp() @ v,
+        "its weights are not a distribution over keys",
+        True,
+    ),
+    "sorted": (
+        lambda q, k, v, mask: (q @ k.mT / 3).exp().sort(-1).values @ v,
+        "its weights are not a distribution over keys",
+        False,
+    ),
+    "another key": (
+        lambda q, k, v, mask: F.pad(q @ k.mT / 3, (0, 1)).softmax(-1) @ F.pad(v, (0, 0, 0, 1)),
+        "weights of 9 × 10 for 9 queries and 9 keys",
+        True,
+    ),
+    "summed heads": (
+        lambda q, k, v, mask: torch.einsum("bhnm,bhmd->bnd", (q @ k.mT).softmax(-1), v)[
+            :, None
+        ].expand(v.shape),
+        "weights of 2 × 9 for 9 queries and 9 keys",
+        True,
+    ),
+    "features": (
+        lambda q, k, v, mask: ((q.mT @ k / 9).exp() @ v.mT).mT,
+        "its softmax is not taken over the keys of tokens",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("attend", "reason", "has_tokens"), LEFT_OUT.values(), ids=LEFT_OUT)
+def test_products_that_are_no_weights_of_attention_are_left_out(attend, reason, has_tokens):
+    """Tokens and gradients are measured where a product of queries and keys is known."""
+    row, watched = watch_step(Stack(add_in_turn, Attention(attend=attend)), X)
+    assert f"no weights: {reason}" in watched.describe()
+    assert not any("entropy" in name for name in row)
+    for name in ("residual_ratio", "query_gradient"):
+        assert (name in row) == has_tokens, row
+
+
+@pytest.mark.parametrize("tokens", ["read", "raw"])
+def test_a_softmax_over_one_key_is_left_out(tokens):
+    row, watched = watch_step(Stack(add_in_turn, Attention()), X[:, :1], tokens=tokens)
+    assert "no weights: 3 examples of 1 keys" in watched.describe()
+    assert not any("entropy" in name or "ratio" in name for name in row)
+
+
+class Beside(nn.Module):
+    """A module that returns no real floats: numbers, marks, complex phases, or nothing."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def attend_alone(attention, x):
+    """Computes attention of one example, [n, d]."""
+    q, k = (F.linear(x, part.weight) for part in (attention.q, attention.k))
+    return (q @ k.mT).softmax(-1) @ x
+
+
+def test_modules_that_return_no_floats_and_transforms_of_functions_change_nothing():
+    def body(self, x, mask):
+        for attention in self.attentions:
+            x = x + attention(x)
+            for module in self.beside:
+                module(x)
+            x = x + torch.func.vmap(functools.partial(attend_alone, attention))(x)
+        return x
+
+    functions = [
+        lambda x: x.argmax(-1),
+        lambda x: x > 0,
+        lambda x: torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()),
+        lambda x: None,
+        lambda x: {"count": 3, "places": [x.argmax(-1)]},
+    ]
+    model = Stack(body, Attention(), Attention(), beside=[Beside(f) for f in functions])
+    row, watched = watch_step(model, X)
+    kept = [attention.kept for attention in model.attentions]
+    assert row["residual_ratio"] == pytest.approx([compute_ratio(x) for x, _ in kept], 1e-4)
+    assert row["attention_entropy"] == pytest.approx([compute_entropy(p) for _, p in kept], 1e-4)
+    assert "no " not in watched.describe(), watched
+
+
+def test_the_loss_of_a_step_is_that_of_the_first_part_that_has_one():
+    """Parts of a model may be called one after the other."""
+    model = nn.ModuleDict({name: Stack(add_in_turn, Attention()) for name in "abc"})
+    first = Beside(lambda x: x * 1)
+    model["first"] = first
+    watched = watch(model, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    x = first(X)
+    losses = [model[name](x) for name in "abc"]
+    sum(losses).backward()
+    optimizer.step()
+    watched.close()
+    (row,) = watched.rows
+    assert row["loss"] == losses[0].item() != losses[1].item()
+    assert np.isfinite(row["residual_ratio"]).tolist() == [True] * 3
+
+
+def test_the_loss_is_named_or_the_one_number_among_the_results():
+    loss, other = torch.tensor(2.0), torch.tensor(3.0)
+    x, count = torch.ones(2, 3), torch.tensor(7)
+    output = types.SimpleNamespace(loss=loss)
+    for result in (
+        loss, (x, loss), {"x": x, "count": count, "out": loss}, output,
+        {"loss": loss, "other": other}, {"loss": loss[None, None], "other": other},
+    ):  # fmt: skip
+        number = read_loss(result)
+        assert number.shape == () and number == 2
+    for result in (x, (loss, other), count, {"loss": torch.ones(3), "other": other}, None, "text"):
+        assert read_loss(result) is None
+
+
+class Functional(nn.Module):
+    """Attention without parameters, to which the layer around it gives its weights."""
+
+    def forward(self, x, *weights):
+        q, k, v = (F.linear(x, weight) for weight in weights)
+        return (q @ k.mT / 3).softmax(-1) @ v
+
+
+class Around(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.core, self.parts = Functional(), nn.ModuleList(nn.Linear(D, D) for _ in range(3))
+
+    def forward(self, x, mask=None):
+        return self.core(x, *(part.weight for part in self.parts))
+
+
+def test_maps_in_modules_without_parameters_are_of_the_module_around_them():
+    row, watched = watch_step(Stack(add_in_turn, Around(), Around()), X)
+    titles = [line.split(":")[0] for line in watched.describe().splitlines()[1:]]
+    assert titles == [f"  {i} attentions.{i}" for i in range(2)]
+    assert np.isfinite(row["query_gradient"]).all()
+
+
 @pytest.mark.filterwarnings("ignore")  # of FSDP2 itself
-@pytest.mark.parametrize("is_before", [False, True])
-def test_a_model_under_fsdp2_is_measured_without_gradients(is_before, tmp_path):
+@pytest.mark.parametrize("is_before, dtype", [(False, None), (True, None), (False, torch.bfloat16)])
+def test_a_model_under_fsdp2_is_measured_without_gradients(is_before, dtype, tmp_path):
+    """FSDP2 casts parameters by a function that writes into a tuple of tensors."""
     sharding = pytest.importorskip("torch.distributed.fsdp")
     torch.manual_seed(0)
     plain = Stack(add_in_turn, Attention(), Attention())
@@ -103,8 +375,9 @@ def test_a_model_under_fsdp2_is_measured_without_gradients(is_before, tmp_path):
     try:
         mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
         watched = None if is_before else watch(sharded, 1)
+        policy = sharding.MixedPrecisionPolicy(param_dtype=dtype)
         for module in (*sharded.attentions, sharded):
-            sharding.fully_shard(module, mesh=mesh)
+            sharding.fully_shard(module, mesh=mesh, mp_policy=policy)
         watched = watched or watch(sharded, 1)
         optimizer = torch.optim.SGD(sharded.parameters(), 0.1)
         sharded(X).backward()
@@ -113,8 +386,9 @@ def test_a_model_under_fsdp2_is_measured_without_gradients(is_before, tmp_path):
     finally:
         torch.distributed.destroy_process_group()
     (row,) = watched.rows
+    tolerance = 1e-5 if dtype is None else 1e-2
     for name in ("residual_ratio", "attention_entropy"):
-        assert row[name] == pytest.approx(expected[name], rel=1e-5)
+        assert row[name] == pytest.approx(expected[name], rel=tolerance)
     assert not any("gradient" in name for name in row)
     assert "no gradients: under FSDP2 each process has parts of them" in watched.describe()
 

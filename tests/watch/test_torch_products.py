@@ -103,6 +103,16 @@ def test_weights_of_any_heads_are_those_of_torch(queries, keys, is_grouped):
     torch.testing.assert_close(weights.p, product.reshape(-1, 5, 7))
 
 
+def test_a_mask_without_an_axis_of_examples_is_of_each_example_or_of_each_head():
+    """Of three axes: [g, n, m] for queries [g, n, k], and [h, n, m] for queries [b, h, n, k]."""
+    mask, q, k = draw_mask(4, 5, 7), draw(2, 4, 5, 3), draw(2, 4, 7, 3)
+    one = compute_dot_weights(q[0], k[0], k[0], mask)
+    assert torch.equal(one.allowed, mask)
+    both = compute_dot_weights(q, k, k, mask)
+    assert torch.equal(both.allowed, mask.repeat(2, 1, 1))
+    torch.testing.assert_close(both.p[:4], one.p)
+
+
 def test_masks_that_content_chose_hide_no_key():
     q, mask, static = draw(2, 4, 5, 3), draw_mask(2, 4, 5, 5), draw_mask(2, 1, 5, 5)
     chosen = compute_dot_weights(q, q, q, mask, is_chosen=True)
@@ -139,6 +149,13 @@ def test_after_dropout_the_weights_before_are_read(num_keys):
     keep = draw_mask(2, 5, num_keys)
     torch.testing.assert_close(read(softmax * keep, keep), softmax * keep)
     assert torch.equal(read(torch.zeros_like(softmax)), softmax)  # all is dropped
+
+
+def test_where_only_weights_that_were_small_are_left_something_else_changed_them():
+    softmax = torch.tensor([[[0.98, 0.01, 0.01]]])
+    for used in (torch.tensor([[[0.0, 0.5, 0.5]]]), torch.zeros(1, 1, 3)):
+        read = products.read_weights(used, None, softmax, ("bnm", "bmd", "bnd"), ["n"])
+        assert torch.equal(read.p, used if used.any() else softmax)
 
 
 def test_examples_are_sorted_and_their_heads_joined():
@@ -255,6 +272,18 @@ def test_a_mask_fits_where_no_token_of_it_looks_outside():
     assert not products.fits_mask(torch.zeros_like(same), keep)
 
 
+def test_attention_hides_what_a_mask_leaves_out_if_no_other_token_attends_to_it():
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    keep = mask[:, None] | torch.eye(3, dtype=torch.bool)  # each token attends to itself
+    assert products.hides_others(mask, keep)
+    for place in ((0, 0, 2), (1, 2, 1), (1, 0, 2)):
+        other = keep.clone()
+        other[place] = True
+        assert not products.hides_others(mask, other)
+    assert not products.hides_others(mask, None)
+    assert not products.hides_others(torch.ones_like(mask), keep)  # which leaves nothing out
+
+
 def test_documents_begin_where_no_neighbour_attends():
     first = torch.tensor([[0, 0, 2, 2, 2, 5], [0, 0, 0, 0, 0, 0]])
     keep = (first[:, :, None] == first[:, None]) & torch.ones(6, 6, dtype=torch.bool).tril()
@@ -304,3 +333,7 @@ def test_tokens_of_fewer_than_two_are_left_out():
         documents = torch.zeros(shape[:2], dtype=torch.long)
         with pytest.raises(LeftOut, match=text):
             products.measure_tokens(torch.zeros(shape), documents, "read")
+    two = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+    scalars = products.measure_tokens(two, torch.zeros(1, 2, dtype=torch.long), "read")
+    assert scalars["token_cosine"].item() == pytest.approx(0.0, abs=1e-6)
+    assert scalars["residual_ratio"].item() == pytest.approx(1.0)  # ½ everywhere, against 1

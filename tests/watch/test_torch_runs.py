@@ -1,11 +1,17 @@
 """The attentions of a pass: which layers are measured, and what is left out."""
 
+import types
+
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 from rank_collapse.torch import watch
 from rank_collapse.watch import torch_products
+from rank_collapse.watch.recorder import Notes
+from rank_collapse.watch.torch_frames import Frame
+from rank_collapse.watch.torch_pieces import Run
+from rank_collapse.watch.torch_runs import Runs
 from tests.oracles import measured_layers
 from tests.oracles.torch_models import torch
 from tests.oracles.watched_stack import Attention, D, F, Layers, X, measure_row, nn, ratio
@@ -196,6 +202,7 @@ class Outputs(nn.Module):
 
 
 FLAT = lambda x: x.flatten(0, 1), lambda x: x.unflatten(0, X.shape[:2])
+SAME = lambda x: x, lambda x: x
 POOLED = lambda x: x.mean(1, keepdim=True), lambda x: x + X
 TOKENS_FIRST = lambda x: x.transpose(0, 1), lambda x: x.transpose(0, 1)
 
@@ -204,6 +211,7 @@ TOKENS_FIRST = lambda x: x.transpose(0, 1), lambda x: x.transpose(0, 1)
     ("form", "count", "reason"),
     [
         (FLAT, None, ""),
+        (SAME, 2, ""),  # as many tokens as examples, and examples first in both
         (POOLED, None, "do not have the tokens that it reads"),
         (
             TOKENS_FIRST,
@@ -253,6 +261,89 @@ def test_raw_tokens_of_layers_that_have_the_tokens_first(examples, count, is_mea
     if is_measured:
         expected = [ratio(*layer.kept.detach().transpose(0, 1)) for layer in model]
         assert row["residual_ratio"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_call_that_failed_leaves_no_attention_and_no_piece():
+    """Of runs that began before it, the pieces of earlier calls stay; also of their spares."""
+    runs = Runs(lambda name, module: True, "read", False, Notes())
+    failed, spare = Run("b", False, (1, 4), 0, None), Run("a", False, (1, 2), 0, None)
+    kept = Run("a", False, (1, 2), 0, None, spare=spare)
+    plain = Run("c", False, (1, 3), 0, None)
+    for run in (kept, spare, plain):
+        run.pieces = [types.SimpleNamespace(frame=number) for number in (2, 4, 5)]
+    runs.attentions = [kept, failed, plain]
+    frame = Frame(4, None, "b", (), {})
+    assert runs.list_inside(frame) == [failed]
+    runs.drop_inside(frame)
+    assert runs.attentions == [kept, plain]
+    for run in (kept, spare, plain):
+        assert [piece.frame for piece in run.pieces] == [2]
+
+
+M = measured_layers
+
+
+class Positioned(M.Attention):
+    """Scores have a term of positions, with a map of its own, as in Transformer-XL."""
+
+    def __init__(self):
+        super().__init__()
+        self.r, self.table = nn.Linear(D, D), nn.Embedding(M.N, D)
+
+    def forward(self, x, mask=None):
+        q, k, v = (M.heads(part(x)) for part in (self.q, self.k, self.v))
+        r = M.heads(self.r(self.table(torch.arange(M.N))[None]))
+        p = ((q @ k.mT + q @ r.mT) / 3).softmax(-1)
+        self.kept = x.detach(), p.detach()
+        return self.o(M.join(p @ v))
+
+
+def test_keys_of_positions_are_no_keys_of_tokens():
+    torch.manual_seed(0)
+    model = M.Stack(M.add_in_turn, Positioned(), Positioned())
+    watched = M.check_layers(model)
+    for part in ("q", "k", "v"):
+        name = {"q": "query", "k": "key", "v": "value"}[part]
+        maps = [getattr(layer, part) for layer in model.attentions]
+        norms = [torch.cat([m.weight.grad, m.bias.grad[:, None]], 1).norm().item() for m in maps]
+        assert watched.rows[0][f"{name}_gradient"] == pytest.approx(norms, rel=1e-4, abs=1e-8)
+
+
+class Queries(nn.Module):
+    """Attends to its tokens; then a part of them attends to others.
+
+    Args:
+        choose: choose(x) gives the tokens that attend.
+    """
+
+    def __init__(self, choose):
+        super().__init__()
+        self.parts, self.choose = nn.ModuleList(M.Attention() for _ in range(2)), choose
+
+    def forward(self, x, others):
+        within, across = self.parts
+        p = (M.heads(within.q(x)) @ M.heads(within.k(x)).mT / 3).masked_fill(
+            M.LEFT[:, None, None] == 0, -torch.inf
+        )
+        x = self.choose(x + within.o(M.join(p.softmax(-1) @ M.heads(within.v(x)))))
+        p = (M.heads(across.q(x)) @ M.heads(across.k(others)).mT / 3).softmax(-1)
+        self.kept = p.detach()
+        return across.o(M.join(p @ M.heads(across.v(others))))
+
+
+@pytest.mark.parametrize("count", [9, 4])
+def test_fewer_queries_than_the_attention_before_have_all_their_tokens(count):
+    """Padding is known of as many tokens as that attention has; of others it is not."""
+
+    def read_both(self, x, others):
+        return self.attentions[0](x, others)
+
+    model = M.Stack(read_both, Queries(lambda x: x[:, -count:]))
+    row, watched = M.watch_step(model, M.pad(M.LEFT), M.X[:, :7].flip(1))
+    (entropy,) = (v for v in row["cross.attention_entropy"] if v == v)
+    mask = M.LEFT if count == 9 else None
+    expected = M.compute_entropy(model.attentions[0].kept, mask)
+    assert entropy == pytest.approx(expected, 1e-4), watched.describe()
 
 
 class ByHead(nn.Module):

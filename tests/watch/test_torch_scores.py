@@ -4,6 +4,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from rank_collapse.watch.torch_functions import MAPS, SOFTMAX, Product, read_product
+from rank_collapse.watch.torch_origins import Origins
+from rank_collapse.watch.torch_scores import _mixes_heads
+from rank_collapse.watch.torch_tags import Tag, Term
 from tests.oracles.measured_layers import (
     Attention,
     B,
@@ -14,6 +18,7 @@ from tests.oracles.measured_layers import (
     compute_entropy,
     heads,
     join,
+    nn,
     norm,
     torch,
     watch_step,
@@ -91,3 +96,85 @@ def test_of_scores_across_tokens_those_of_an_earlier_layer_have_no_say(is_looped
         norms = [torch.cat([m.weight.grad, m.bias.grad[:, None]], 1).norm().item() for m in maps]
         measured = [v for v in row[f"cross.{name}_gradient"] if v == v]
         assert measured == pytest.approx(norms, 1e-4), watched.describe()
+
+
+def call(origins, function, *args):
+    """Calls a function of torch, and records where its result comes from."""
+    result = function(*args)
+    product = read_product(function, args, {}) if function in MAPS else None
+    origins.see_function(function, product, args, {}, result)
+    return result
+
+
+def test_of_two_constants_matrices_make_a_weight_and_a_batch_of_latents_is_mapped():
+    origins = Origins([])
+    first, second, weight = (nn.Parameter(torch.rand(*s)) for s in ((4, 2), (2, 5), (4, 5)))
+    product = origins.tag(call(origins, torch.matmul, first, second))
+    assert product.is_constant and product.parameters == (first, second) and not product.maps
+    latents = nn.Parameter(torch.rand(1, 3, 4))
+    tag = origins.tag(call(origins, torch.matmul, latents, weight))
+    (linear_map,) = tag.maps
+    assert not tag.is_constant and linear_map.parameters == ((weight, 1, 0),)
+    assert torch.equal(linear_map.source.matrix, latents[0])
+
+
+class Mixed(Attention):
+    """Talking heads: a matrix mixes the scores of heads, another one their weights."""
+
+    def __init__(self, mix):
+        super().__init__()
+        self.before, self.after = (nn.Parameter(torch.eye(2) + 0.1) for _ in range(2))
+        self.mix = mix
+
+    def forward(self, x, mask=None):
+        q, k, v = (heads(part(x)) for part in (self.q, self.k, self.v))
+        p = self.mix(self.mix(q @ k.mT / 3, self.before).softmax(-1), self.after / 1.2)
+        self.kept = x.detach(), p.detach()
+        return self.o(join(p @ v))
+
+
+MIXES = {
+    "einsum": lambda a, matrix: torch.einsum("bhnm,hg->bgnm", a, matrix),
+    "linear": lambda a, matrix: torch.nn.functional.linear(a.permute(0, 2, 3, 1), matrix.T).permute(
+        0, 3, 1, 2
+    ),
+}
+
+
+@pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
+def test_heads_of_scores_and_of_weights_are_mixed(mix):
+    """The weights are those that meet the values; tokens and gradients are as without mixing."""
+    torch.manual_seed(0)
+    model = Stack(add_scores_alone, Mixed(mix), Mixed(mix))
+    check_layers(model)
+
+
+def add_scores_alone(self, x, mask):
+    for attention in self.attentions:
+        x = x + attention(norm(x))
+    return x
+
+
+def test_where_pairs_are_unknown_a_product_of_scores_and_a_constant_mixes_heads():
+    """Unless it is a linear map of features, `linear`."""
+    origins = Origins([])
+    x, weight = torch.rand(2, 3, 4), nn.Parameter(torch.rand(4, 4))
+    product = Product(x, weight, ("bnm", "mg", "bng"))
+    term = Term(("bnd", "bmd", "bnm"), {}, Tag(), Tag())
+    for terms in ((), (term,)):
+        origins.record(x, Tag(terms=terms))
+        assert _mixes_heads(origins, torch.matmul, product) == bool(terms)
+        assert not _mixes_heads(origins, torch.nn.functional.linear, product)
+
+
+def test_weights_are_followed_by_pairs_masks_and_the_softmax_alone():
+    """A bias that tokens decide brings numbers of entries to the scores."""
+    origins = Origins([])
+    x, weight = torch.rand(2, 3, 4), nn.Parameter(torch.rand(3, 4))
+    q, k = (call(origins, torch.nn.functional.linear, x, weight) for _ in range(2))
+    scores = call(origins, torch.matmul, q, call(origins, torch.Tensor.mT.__get__, k))
+    scores = call(origins, torch.add, scores, q)
+    assert origins.tag(scores).followers.keys() == {"pairs", "entries"}
+    for function in sorted(SOFTMAX, key=str):
+        p = call(origins, function, scores, -1)
+        assert origins.tag(p).followers.keys() == {"pairs", "softmax"}

@@ -52,6 +52,46 @@ def test_hooks_that_others_remove_are_said(every, caplog):
     assert caplog.text.count(reason) == 1
 
 
+def test_hooks_are_said_to_be_removed_only_where_they_are(caplog):
+    """Every open watch says it where they are removed."""
+    models = [Stack(add_in_turn, Attention()) for _ in range(2)]
+    watches = [watch(model, 1) for model in models]
+    OpenWatches.say_removed()  # as where the object of earlier hooks is deleted late
+    assert not any("removed" in watched.describe() for watched in watches) and not caplog.text
+    optimizers = sys.modules["torch.optim.optimizer"]
+    optimizers._global_optimizer_pre_hooks.clear()
+    optimizers._global_optimizer_post_hooks.clear()
+    for watched in watches:
+        assert "hooks of torch's optimizers were removed" in watched.notes.reasons[None, "steps"]
+        watched.close()
+    assert watch(models[0], 1).describe().count("\n") == 0
+
+
+def test_a_closed_watch_measures_nothing_more():
+    model = Stack(add_in_turn, Attention())
+    step, watched = make_stepper(model), watch(model, 1)
+    step()
+    watched.close()
+    watched.step = 7
+    assert watched.measured is None
+    step()
+    assert (len(watched.rows), watched.step) == (1, 7)
+
+
+def test_every_reason_of_a_module_that_is_no_layer_has_a_line():
+    watched = watch(Stack(add_in_turn, Attention()), 1)
+    for name, subject in ((None, "loss"), (None, "mask"), ("tail", "weights"), ("tail", "tokens")):
+        watched.notes.leave_out(name, subject, f"{subject} fails")
+    lines = watched.describe().splitlines()[1:]
+    watched.close()
+    assert sorted(lines) == [
+        "  no loss: loss fails",
+        "  no mask: mask fails",
+        "  tail: no tokens: tokens fails",
+        "  tail: no weights: weights fails",
+    ]
+
+
 def test_a_step_counts_once_where_others_removed_a_part_of_the_hooks():
     model = Stack(add_in_turn, Attention())
     step, watched = make_stepper(model), watch(model, 1)
@@ -218,6 +258,14 @@ def test_steps_that_are_set_by_hand_are_due_by_their_numbers_and_their_cost_is_k
     assert all(row["residual_ratio"] == watched.rows[0]["residual_ratio"] for row in watched.rows)
     assert "cost: a measured step took as long as" in watched.describe()
     watched.close()
+
+
+def test_the_cost_beside_steps_that_take_no_time(monkeypatch):
+    monkeypatch.setattr("time.perf_counter", lambda: 3.0)
+    times = StepTimes()
+    for is_measured in (True, False, True):
+        times.end_step(is_measured)
+    assert times.describe(2) == "a measured step took as long as 0.0 others, 0.0% of the time"
 
 
 def test_a_watch_says_its_cost():

@@ -34,6 +34,7 @@ def test_a_source_reads_the_first_and_the_last_entry_of_each_row():
     tag = Tag(maps=frozenset({make_map(0)}), followers={"entries": lambda: numbers})
     assert Source(tag, [1, 0], 4).read_entries().tolist() == [[i, 8 + i] for i in range(4)]
     assert Source(Tag(), [0, 1], 3).read_entries() is None
+    assert Source(Tag(followers=tag.followers), [1, 0], 4).read_entries() is None  # of no map
 
 
 def test_tensors_that_are_joined_have_each_attention_once_and_all_streams():

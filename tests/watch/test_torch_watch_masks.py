@@ -424,3 +424,71 @@ def test_keys_are_hidden_by_a_function_of_a_mask_that_is_not_read():
     bound = torch.where(RIGHT[:, None, None] > 0, torch.inf, -torch.inf)
     attention = Attention(lambda scores, mask: torch.minimum(scores, bound).softmax(-1))
     check_right_padding(attention)
+
+    def weigh(scores, mask):
+        p = torch.minimum(scores, bound).sigmoid()
+        return p / p.sum(-1, keepdim=True)
+
+    check_right_padding(Attention(weigh))
+
+
+def change_in_place(scores):
+    return scores.mul_(1.0)
+
+
+def change_a_view(scores):
+    scores[..., 1:].mul_(1.0)
+    return scores
+
+
+@pytest.mark.parametrize("change", [change_in_place, change_a_view])
+def test_what_is_said_of_masks_stays_where_scores_are_changed_in_place(change):
+    """Of one that is not read, and of one that content decides beside one that it does not."""
+    bound = torch.where(RIGHT[:, None, None] > 0, torch.inf, -torch.inf)
+    check_right_padding(
+        Attention(lambda scores, _: change(torch.minimum(scores, bound)).softmax(-1))
+    )
+
+    def keep_largest_but_the_last(scores, _):
+        scores = scores.masked_fill(torch.ones(N, N).triu(1) > 0, -torch.inf)
+        least = scores.topk(2).values[..., -1:]
+        return change(scores.masked_fill(scores < least, -torch.inf)).softmax(-1)
+
+    attention = make_similar()
+    attention.weigh = keep_largest_but_the_last
+    check_layers(Stack(lambda self, x, mask: self.attentions[0](x), attention), CLUSTERS)
+
+
+def pad_scores(scores):
+    return F.pad(scores[..., :-1], (0, 1), value=-1e9)
+
+
+def assign_last(scores):
+    scores = scores.clone()
+    scores[..., -1] = -1e9
+    return scores
+
+
+def assign_place(scores):
+    scores = scores.clone()
+    scores[..., torch.tensor([N - 1])] = -1e9
+    return scores
+
+
+@pytest.mark.parametrize("hide", [pad_scores, assign_last, assign_place])
+def test_the_last_key_is_hidden_without_a_mask(hide):
+    """By a number at its place; in a bias that tokens decide, such a number is no mask."""
+    mask = (torch.arange(N) < N - 1)[None].expand(len(X), N).long()
+    attention = Attention(lambda scores, _: hide(scores).softmax(-1))
+    row, watched = watch_step(Stack(lambda self, x, _: self.attentions[0](x), attention), X)
+    x, p = attention.kept
+    assert row["residual_ratio"] == pytest.approx([compute_ratio(x, mask)], 1e-4), watched
+    assert row["attention_entropy"] == pytest.approx([compute_entropy(p, mask)], 1e-4)
+
+    def attend(q, k, v, _):
+        return F.scaled_dot_product_attention(q, k, v, hide(make_bias(q)))
+
+    row, watched = watch_step(
+        Stack(lambda self, x, _: self.attentions[0](x), Attention(attend=attend)), X
+    )
+    assert len(row["attention_entropy"]) == 1 and "Error" not in watched.describe()

@@ -3,6 +3,10 @@
 import pytest
 
 pytest.importorskip("torch")
+from rank_collapse.watch.torch_functions import Product
+from rank_collapse.watch.torch_tag_table import TagTable
+from rank_collapse.watch.torch_tags import PAIR, Tag
+from rank_collapse.watch.torch_weights import read_weights
 from tests.oracles.measured_layers import (
     RIGHT,
     Attention,
@@ -253,3 +257,25 @@ def test_padding_of_sigmoid_attention_does_not_count():
         return ((q @ k.mT).sigmoid() * mask[:, None, None]) @ v
 
     check_layers(Stack(add_in_turn, Attention(attend=attend)), pad(RIGHT), RIGHT, False)
+
+
+def test_queries_are_the_axes_that_values_lack_and_along_which_pairs_change():
+    """Heads that share values are no queries; where no pair is known, the last axis has them."""
+    p = torch.rand(2, 3, 5, 7).softmax(-1)  # [b, h, n, m]
+    pairs = (torch.arange(5)[:, None] * PAIR + torch.arange(7)).expand(2, 3, 5, 7)
+    table, values = TagTable([]), torch.rand(2, 7, 4)
+
+    def read(weights, letters, **followers):
+        table.record(weights, Tag(followers={n: lambda a=a: a for n, a in followers.items()}))
+        return read_weights(table, Product(weights, values, letters))
+
+    for followers in ({}, {"pairs": pairs}, {"pairs": torch.full_like(pairs, -1)}):
+        weights = read(p, ("bhnm", "bmd", "bhnd"), **followers)
+        assert torch.equal(weights.p, p.flatten(0, 1)) and weights.rows.tolist() == [*range(5)]
+    turned = p.transpose(1, 2)
+    weights = read(turned, ("bnhm", "bmd", "bnhd"), pairs=pairs.transpose(1, 2))
+    assert torch.equal(weights.p, p.flatten(0, 1))
+    flat = read(p.transpose(1, 2), ("bnhm", "bmd", "bnhd"))  # the last axis is taken for queries
+    assert torch.equal(flat.p, turned.flatten(0, 1))
+    heads_first = read(p.transpose(0, 1), ("hbnm", "bmd", "bhnd"))
+    assert torch.equal(heads_first.p, p.transpose(0, 1).flatten(0, 1))

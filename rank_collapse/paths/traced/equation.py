@@ -20,7 +20,6 @@ from rank_collapse.paths.traced.values import (
     Kind,
     Value,
     compute_quotient,
-    gate_sums,
     is_inexact,
     make_frozen,
 )
@@ -252,19 +251,18 @@ class Equation:
             "reason": next((v.reason for v in dependent if v.reason), ""),
         }
 
-    def push_sums(self, values, index=0):
+    def push_sums(self, values):
         """Return the sums over paths of a result that is linear in all states among the arguments
         together.
 
         Args:
             values: The arguments.
-            index: Which of several results.
         """
         arrays = [v.array for v in values]
         has_sums = [v.sums is not None for v in values]
 
         def push(*tangents):
-            return push_tangents(self.eqn, arrays, place_tangents(tangents, has_sums))[index]
+            return push_tangents(self.eqn, arrays, place_tangents(tangents, has_sums))[0]
 
         return LazySums(self.slots.map(push), [v.sums for v in values if v.sums is not None])
 
@@ -285,10 +283,3 @@ class Equation:
 
         is_batched = self.name not in primitives.UNBATCHED
         return LazySums(self.slots.map(compute, is_batched), [values[position].sums])
-
-    def with_sums(self, value):
-        """Return the value; a gate f(h) without sums over paths gets those of a state, f(h)/h times
-        those of h."""
-        if value.kind == Kind.GATE and value.sums is None:
-            return value.replace(sums=gate_sums(value, self.slots))
-        return value

@@ -104,26 +104,10 @@ def join(
     return make_state(array, sums, is_shifted=flags["is_shifted"] and keep_gates)
 
 
-def add_up(equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """Return the results of an operation that is linear in all its arguments together."""
-    arrays = bind(equation.eqn, [v.array for v in values])
-    if len(arrays) == 1:
-        return [join(equation, arrays[0], values)]
-    return [_join_output(equation, values, arrays, i) for i in range(len(arrays))]
-
-
-def _join_output(equation, values, arrays, index):
-    """Return one of several results of an operation that is linear in all its arguments together.
-
-    Args:
-        equation: The operation.
-        values: Its arguments.
-        arrays: Its results.
-        index: Index of the result.
-    """
-    resolved = [resolve_state(v, equation.slots) for v in values]
-    out = join(equation, arrays[index], values)
-    return make_state(arrays[index], equation.push_sums(resolved, index)) if out.sums else out
+def add_up(equation: Equation, values: Sequence[Value]) -> Value:
+    """Return the result of an operation that is linear in all its arguments together."""
+    array = bind(equation.eqn, [v.array for v in values])[0]
+    return join(equation, array, values)
 
 
 def add(equation: Equation, values: Sequence[Value]) -> Value:

@@ -141,7 +141,10 @@ def merge_carry(before: Label, after: Label, entry: object) -> Label:
     """
     if before.kind < Kind.STATE and after.kind == Kind.PRODUCT:
         return Label(Kind.STATE)
-    return merge_labels(before, after, carry_trail(before.trail, after.trail, entry))
+    # A new trail in each step would never equal the one before it.
+    passes = after.trail is not None
+    trail = carry_trail(before.trail, after.trail, entry) if passes else before.trail
+    return merge_labels(before, after, trail)
 
 
 def fill_sums(

@@ -65,12 +65,11 @@ def scale(equation: Equation, values: Sequence[Value], position: int) -> Value:
     fixed = [make_frozen(v.array).replace(fill=v.fill) for v in values]
     fixed[position] = value
     forms = equation.make_forms(fixed, scale_quotient) if value.forms else ()
-    if value.kind == Kind.GATE:
-        if forms:
-            return make_gate(array, forms, **equation.shared_flags(fixed))
-        sums = equation.pass_through([equation.with_sums(v) for v in values], position)
-        return value.replace(array=array, sums=sums)
+    if value.kind == Kind.GATE and forms:
+        return make_gate(array, forms, **equation.shared_flags(fixed))
     sums = equation.pass_through(values, position)
+    if value.kind == Kind.GATE:  # of several states: it has sums instead of forms
+        return value.replace(array=array, sums=sums)
     if is_frozen:
         return make_state(array, sums, is_shifted=value.is_shifted)
     return Value(array, Kind.STATE, sums, forms, is_shifted=value.is_shifted)
@@ -163,14 +162,11 @@ def _weigh(equation, values, position):
         position: Index of the argument that passes paths.
 
     Returns:
-        A state whose sums over paths are multiplied, too; of an argument that cannot be a state,
-        such as a step function, the product without sums.
+        A state whose sums over paths are multiplied, too.
     """
     values = list(values)
     values[position] = resolve_state(values[position], equation.slots)
     array = bind(equation.eqn, [v.array for v in values])[0]
-    if values[position].kind != Kind.STATE:
-        return values[position].replace(array=array)
     return make_state(array, equation.pass_through(values, position))
 
 

@@ -58,7 +58,7 @@ def apply_rule(equation: Equation, values: Sequence[Value]) -> list[Value]:
     if name in primitives.SELECTING:
         return [choose(equation, values)]
     if name in primitives.LINEAR:
-        return add_up(equation, values)
+        return [add_up(equation, values)]
     if name in primitives.BILINEAR:
         return [contract(equation, values)]
     if not equation.eqn.outvars:

@@ -36,11 +36,10 @@ def _mixtral_fields(settings):
 
 def qwen_experts(settings: Settings) -> dict[str, Any]:
     """Compute windows as other Qwens have them, and the experts."""
-    compute_fields = qwen_fields if "use_sliding_window" in settings else decoder_fields
     # Qwen3's entry is called so in files that transformers >= 5 has written.
     number = settings["num_local_experts"] or settings["num_experts"]
     shared = settings.get("shared_expert_intermediate_size", 0)
-    return compute_fields(settings) | {
+    return qwen_fields(settings) | {
         "d_ff": number * settings["moe_intermediate_size"] + shared,
         "num_experts": number,
         "router": "chosen" if settings["norm_topk_prob"] else "all",

@@ -85,7 +85,7 @@ def find_last_finite(
         current, is_finite = make_steps(current, active, step, target)
         step = target
         is_near = (first == target) | (first - 1 == target)
-        hit = active & is_near & is_finite
+        hit = is_near & is_finite
         last = np.where(hit, target, last)
         state = put(hit, current, state)
     for i in np.flatnonzero(active & (last < 0)):

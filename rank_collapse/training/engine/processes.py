@@ -23,7 +23,7 @@ def take_share(numbers: np.ndarray) -> np.ndarray:
     """Returns the seeds of this process."""
     repeats = count_share(len(numbers)) * jax.process_count() - len(numbers)
     padded = np.concatenate([numbers, np.repeat(numbers[-1:], repeats)])
-    return np.unique(padded[jax.process_index() :: jax.process_count()])
+    return padded[jax.process_index() :: jax.process_count()]
 
 
 def gather(runs: Runs, num_seeds: int) -> Runs:

@@ -326,7 +326,10 @@ class Program:
         changing, metrics, finite = self._advance(
             changing, unchanged, runs.inputs[1], flags, shared
         )
-        if self._freezes:
+        if self._freezes and not changing:
+            # JAX cannot read a result of size 0 that is the only result on several devices.
+            finite = np.ones((len(active), 0), bool)
+        elif self._freezes:
             finite = np.asarray(finite)[: len(active)]
         return self._join(changing, unchanged), metrics, finite
 

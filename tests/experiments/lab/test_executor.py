@@ -213,6 +213,19 @@ def test_a_chunk_without_its_padding_has_the_keys_and_floats_of_its_seeds():
     assert (jax.random.key_data(keys) == jax.random.key_data(KEYS)[np.array([1, 0])]).all()
 
 
+def test_a_finished_run_makes_no_keys(tmp_path, monkeypatch):
+    """Keys are made by a program, which would compile for nothing."""
+    results, _ = run_cells(tmp_path, parse_options())
+    with RunFolder(tmp_path, {}) as run:
+        run.finish({})
+    monkeypatch.setattr(seeds, "fold_seeds", lambda *_: pytest.fail("keys of a finished run"))
+    again, chunks = run_cells(tmp_path, parse_options())
+    assert chunks == []
+    for cell, arrays in results.items():
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(again[cell][name], array)
+
+
 def test_chunks_that_are_done_are_kept_where_a_later_one_fails(tmp_path):
     options = parse_options()
     failing = pytest.raises(RuntimeError, match="the disk is full")

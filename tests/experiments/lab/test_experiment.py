@@ -181,6 +181,16 @@ def test_a_figure_is_drawn_only_where_one_of_its_files_is_missing(tmp_path):
     assert drawn == [0, 1] and (tmp_path / "figures" / "shown.png").exists()
 
 
+def test_figures_are_saved_as_pdf_unless_the_flags_say_otherwise(tmp_path):
+    """A later command adds the PDF; another one without PDF keeps it."""
+    doubled, suffixes = Doubled(), []
+    for arguments in (["--nopdf"], [], ["--nopdf"]):
+        assert doubled.run(tmp_path, *arguments) == 0
+        suffixes.append({path.suffix for path in (tmp_path / "figures").iterdir()})
+    assert suffixes == [{".png"}, {".png", ".pdf"}, {".png", ".pdf"}]
+    assert doubled.computed == [2]
+
+
 def test_all_points_are_set_up_before_the_first_is_computed(tmp_path, capsys):
     doubled = Doubled()
     for values in ("2,13", "2,x", "2,99999999999"):

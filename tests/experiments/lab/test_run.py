@@ -64,7 +64,7 @@ def test_a_result_is_named_by_the_axes_that_are_not_joined(over, sums, tmp_path,
     """Settings, quantities, finding, titles, files and rows: no value of a joined axis is there."""
     titles = []
 
-    def keep_title(figure):
+    def keep_title(figure, suffixes):
         titles.append(figure.get_suptitle())
         return {".txt": b"drawn"}
 

@@ -188,12 +188,12 @@ def test_runs_have_the_flags_of_the_preset_and_sections_come_in_order(
     monkeypatch.setattr(running.terminal, "read_times", lambda preset: usual)
     monkeypatch.setattr(running.terminal, "Screen", Screen)
     options = SimpleNamespace(
-        preset="quick", until=None, overwrite=overwrite, num_devices=0, jobs=0
+        preset="quick", until=None, overwrite=overwrite, num_devices=0, jobs=0, pdf=None
     )
     sections = running.run_experiments(
         NAMES, options, tmp_path, lambda s: shown.append([section.name for section in s])
     )
-    further = ["--overwrite"] if overwrite else []
+    further = ["--overwrite", "--nopdf"] if overwrite else ["--nopdf"]
     assert asked["commands"] == {
         run: [f"experiments.{name}", *flags, f"--output_dir={tmp_path / run}", *further]
         for name, runs in named.items()
@@ -224,9 +224,15 @@ def test_runs_have_the_flags_of_the_preset_and_sections_come_in_order(
     assert second.split()[:4] == ["2/2", "run_sort", "26", "s"] and "failed: b" in second
 
 
-def test_flags_of_all_runs_and_runs_that_a_signal_ended(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("preset", "pdf", "further"),
+    [("quick", True, []), ("reported", None, []), ("reported", False, ["--nopdf"])],
+)
+def test_flags_of_all_runs_and_runs_that_a_signal_ended(
+    preset, pdf, further, tmp_path, monkeypatch
+):
     """A run that was stopped has no section: it will be resumed."""
-    asked, further = {}, {"run_sort": {"run_sort/b": ["--num_seeds=4"]}}
+    asked, more_runs = {}, {"run_sort": {"run_sort/b": ["--num_seeds=4"]}}
 
     def run_commands(commands, jobs):
         asked.update(commands)
@@ -238,12 +244,12 @@ def test_flags_of_all_runs_and_runs_that_a_signal_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(
         running,
         "list_runs",
-        lambda name, preset: {name: ["--num_seeds=4"]} | further.get(name, {}),
+        lambda name, preset: {name: ["--num_seeds=4"]} | more_runs.get(name, {}),
     )
     monkeypatch.setattr(running, "until_decided", lambda name, flags: [f"--until={name}", *flags])
     monkeypatch.setattr(running, "make_section", lambda name, records: Section(name, "", "", ""))
     options = SimpleNamespace(
-        preset="quick", until="decided", overwrite=True, num_devices=2, jobs=3
+        preset=preset, until="decided", overwrite=True, num_devices=2, jobs=3, pdf=pdf
     )
     sections = running.run_experiments(NAMES, options, tmp_path, lambda sections: None)
     assert [section.name for section in sections] == ["run_transformer"]
@@ -251,7 +257,7 @@ def test_flags_of_all_runs_and_runs_that_a_signal_ended(tmp_path, monkeypatch):
         name = run.partition("/")[0]
         place = f"--output_dir={tmp_path / run}"
         flags = [f"--until={name}", "--num_seeds=4", place, "--overwrite", "--num_devices=2"]
-        assert asked[run] == [f"experiments.{name}", *flags]
+        assert asked[run] == [f"experiments.{name}", *flags, *further]
     times = (tmp_path / "times.json").read_text()
     assert "run_transformer" in times and "run_sort" not in times
 

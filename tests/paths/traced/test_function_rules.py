@@ -45,6 +45,21 @@ WEIGHTS = {
     "a statistic of two": lambda h, g: jnp.max(h * g, -1, keepdims=True),
     "joined gates": lambda h, g: jnp.concatenate([sigmoid(h), sigmoid(g)])[1 : N + 1],
     "a rounded state": lambda h, g: jnp.round(h) + jnp.sign(g),
+    "whole numbers": lambda h, g: h.astype(jnp.int32),
+    "a power of a constant": lambda h, g: jnp.power(3.0, h),
+    "a function of a statistic": lambda h, g: jnp.tanh(jnp.max(h, -1, keepdims=True)),
+    "a choice of statistics": lambda h, g: jnp.where(
+        KEEP[:, :1], jnp.max(h, -1, keepdims=True), jnp.min(g, -1, keepdims=True)
+    ),
+    "numbers by a sign": lambda h, g: jnp.where(h > 0, 2.0, 3.0),
+    "a comparison with a statistic": lambda h, g: h < jnp.max(h, -1, keepdims=True),
+    "a comparison with what is frozen": lambda h, g: h > frozen(g),
+    "a constant by a product": lambda h, g: 1 / (3 + h * g),
+    "what is frozen by a gate": lambda h, g: frozen(g) / (2 + jnp.tanh(h)),
+    "a constant by joined gates": lambda h, g: (
+        1 / (2 + jnp.concatenate([jnp.tanh(h[:2]), sigmoid(g[2:])]))
+    ),
+    "a statistic by a gate": lambda h, g: jnp.max(h, -1, keepdims=True) / (2 + jnp.tanh(g)),
 }
 
 
@@ -116,6 +131,39 @@ STATES = {
         lambda h, g: (jnp.tanh(g * h) / h, 0),
     ),
     "a barrier": (lambda h, g: sum(jax.lax.optimization_barrier((h, 2 * g))), lambda h, g: (1, 2)),
+    "a state and a step of it": (
+        lambda h, g: h + jnp.where(h > 0, 1.0, 0.0),
+        lambda h, g: (1, 0),
+    ),
+    "a state and a choice of steps": (
+        lambda h, g: g + jnp.where(h > 0, (h > 1) * 1.0, 0.0),
+        lambda h, g: (0, 1),
+    ),
+    "the larger of a state and its cosine": (
+        lambda h, g: jnp.maximum(jnp.cos(h), h),
+        lambda h, g: (jnp.maximum(jnp.cos(h), h) / h, 0),
+    ),
+    "a gate where it is kept, 1 elsewhere": (
+        lambda h, g: jnp.where(KEEP, jnp.tanh(h), 1.0),
+        lambda h, g: (KEEP * quotient(jnp.tanh, h), 0),
+    ),
+    "a number and a gate": (
+        lambda h, g: jax.lax.add(2.0, jnp.tanh(h)),
+        lambda h, g: (quotient(jnp.tanh, h), 0),
+    ),
+    "a gate by the product of a statistic": (
+        lambda h, g: jnp.tanh(h) * jnp.max(g, -1, keepdims=True),
+        lambda h, g: (quotient(jnp.tanh, h) * jnp.max(g, -1, keepdims=True), 0),
+    ),
+    "a state by a product": (lambda h, g: h / (3 + h * g), lambda h, g: (1 / (3 + h * g), 0)),
+    "a state and a function of a statistic": (
+        lambda h, g: h + jnp.tanh(jnp.max(g, -1, keepdims=True)),
+        lambda h, g: (1, 0),
+    ),
+    "a state and numbers in the order of a product": (
+        lambda h, g: h + jax.lax.sort((h * g, KEEP * 1.0), num_keys=1)[1],
+        lambda h, g: (1, 0),
+    ),
     "sums of entries": (
         lambda h, g: jnp.cumsum(h, -1)[:, -1:] - g,
         lambda h, g: (jnp.ones((D, D)), -1),
@@ -154,6 +202,47 @@ def test_a_function_of_two_states_passes_the_paths_of_each(x64):
         assert_close(result, passed + of_g * (parts @ U), atol=1e-12, err_msg=name)
 
 
+# Linear in h once the other is frozen: (the function, the same of one part of h)
+TOKENS = {
+    "rows in the order of another state": (
+        lambda h, g: h[jnp.argsort(g[:, 0])],
+        lambda h, g, part: part[np.argsort(g[:, 0])],
+    ),
+    "rows in the order of a product": (
+        lambda h, g: h[jnp.argsort((h * g)[:, 0])],
+        lambda h, g, part: part[np.argsort((h * g)[:, 0])],
+    ),
+    "a sum over tokens of a gate": (
+        lambda h, g: jnp.tanh(h)[None].sum((0, 1)) + jnp.zeros((N, 1)),
+        lambda h, g, part: np.tile((np.tanh(h) / h * part).sum(0), (N, 1)),
+    ),
+    "weights by powers of 3": (
+        lambda h, g: (lambda p: p / p.sum(-1, keepdims=True))(jnp.power(3.0, g @ U[:, :N])) @ h,
+        lambda h, g, part: (lambda p: p / p.sum(-1, keepdims=True))(3.0 ** (g @ U[:, :N])) @ part,
+    ),
+    "weights by products of gates": (
+        lambda h, g: (sigmoid(g) * sigmoid(g @ V))[:, :N] @ h,
+        lambda h, g, part: (sigmoid(g) * sigmoid(g @ V))[:, :N] @ part,
+    ),
+}
+
+
+def test_rows_in_an_order_and_weights_of_tokens_pass_the_paths_of_a_state(x64):
+    x = tokens()
+
+    def fn(x):
+        h, g, _ = states(x)
+        return jnp.stack([fn(h, g) for fn, _ in TOKENS.values()])
+
+    h, g, _ = map(np.asarray, states(x))
+    sums = contributions(fn, x, "attn").by_length
+    for name, (_, pass_part), result in zip(
+        TOKENS, TOKENS.values(), sums.swapaxes(0, 1), strict=True
+    ):
+        want = [pass_part(h, g, np.asarray(part)) for part in (x, x @ B)]
+        assert_close(result, want, atol=1e-12, err_msg=name)
+
+
 PRODUCT = "a product of two values that depend on x"
 
 
@@ -173,6 +262,22 @@ PRODUCT = "a product of two values that depend on x"
         (lambda h, g: sigmoid(h) @ sigmoid(g).T, "a product of two functions of x"),
         (lambda h, g: h + sigmoid(h) * sigmoid(g), "a product of two functions of x"),
         (lambda h, g: h @ relu(g).T, PRODUCT + r" \(dot_general\)"),
+        (lambda h, g: jnp.where(h > 0, 1.0, 0.0) @ g.T, PRODUCT + r" \(dot_general\)"),
+        (
+            lambda h, g: jax.lax.conv(h[None, None], relu(g)[None, None], (1, 1), "SAME")[0, 0],
+            PRODUCT + r" \(conv_general_dilated\)",
+        ),
+        (lambda h, g: (jnp.tanh(h) + U[:N]) * jnp.tanh(g), PRODUCT),
+        (
+            lambda h, g: jnp.concatenate([jnp.tanh(h[:2]), silu(h[2:])]) * jnp.tanh(g),
+            PRODUCT,
+        ),
+        (lambda h, g: 2.0 * jnp.exp(g), "exp of a value that depends on x"),
+        (lambda h, g: jnp.power(3.0, g), "pow of a value that depends on x"),
+        (
+            lambda h, g: jnp.exp(g) * jax.lax.cond(h[0, 0] > 0, lambda: 1.0, lambda: 2.0),
+            "only through frozen values",
+        ),
         (lambda h, g: jnp.arctan2(h, g), "atan2 of values that depend on x"),
         (lambda h, g: jnp.maximum(h, jnp.exp(g)), "max of two values"),
         (lambda h, g: jnp.max(h, -1), "reduce_max of values that depend on x"),

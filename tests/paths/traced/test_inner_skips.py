@@ -138,6 +138,12 @@ REFUSED = {
     "cond outside": repeat(
         lambda x: jax.lax.cond(W[0, 0] > 9, in_scope(pre_norm), lambda x: x @ V, x)
     ),
+    "cond or a constant": repeat(
+        lambda x: jax.lax.cond(W[0, 0] > 9, in_scope(pre_norm), jnp.ones_like, x)
+    ),
+    "cond, a constant first": repeat(
+        lambda x: jax.lax.cond(W[0, 0] > 9, jnp.ones_like, in_scope(pre_norm), x)
+    ),
     "nested scopes": in_scope(repeat(in_scope(pre_norm, "block"))),
     "beside an MLP with a skip around it": repeat(lambda x: two_sublayers(in_scope(pre_norm)(x))),
     "among good layers": among_good_layers,
@@ -158,6 +164,8 @@ QUICK = (
     "a sum where the state is positive",
     "scan of remat",
     "cond outside",
+    "cond or a constant",
+    "cond, a constant first",
     "a name",
 )
 

@@ -1,6 +1,7 @@
 """Loops and conditions around branches, gates and weights, against the sums written out."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -98,3 +99,143 @@ def test_only_transcendental_gates_weigh_tokens_inside_a_loop(x64, loop):
     message = "a product of two values that depend on x"
     rectified = functools.partial(attend, jax.nn.relu, loop)
     is_refused(message, rc.function_contributions, rectified, x, branches="attn")
+
+
+PAIR = draw(63, 2, D, D)
+
+
+def name(a):
+    return checkpoint_name(a, "attn")
+
+
+def read_outside(x):
+    h = x + name(x @ W)
+    return jax.lax.scan(lambda c, w: (c + name(h @ w), None), x, PAIR)[0]
+
+
+def count(x):
+    return jax.lax.fori_loop(0, 2, lambda i, x: x + name(x @ PAIR[i]), x)
+
+
+def forget(x):
+    """The second value of the carry is a state before the first step, and 0 after it."""
+
+    def step(carry, w):
+        h, m = carry
+        return (h + name((h + m) @ w), np.zeros((), h.dtype)), None
+
+    return jax.lax.scan(step, (x, x[0, 0]), PAIR)[0][0]
+
+
+def hand_over(x):
+    """Two values of one branch are read outside of it in the next step."""
+
+    def step(carry, w):
+        y = carry[0] + carry[1] + carry[2]
+        with jax.named_scope("attn"):
+            a, b = y @ w, y @ w.T
+        return (y, a, b), None
+
+    return sum(jax.lax.scan(step, (x, jnp.zeros_like(x), jnp.zeros_like(x)), PAIR)[0])
+
+
+def chain(x):
+    def step(a, w):
+        with jax.named_scope("attn"):
+            return a @ w, None
+
+    return jax.lax.scan(step, x, PAIR)[0]
+
+
+def choose_of_three(index):
+    cases = (lambda x: x, lambda x: x + name(x @ W), count)
+    return lambda x: jax.lax.switch(index + 0 * x[0, 0].astype(jnp.int32), cases, x)
+
+
+def choose_constant(limit, order):
+    def fn(x):
+        cases = (lambda x: name(x @ W), lambda x: jnp.ones_like(x))[::order]
+        return x @ U + jax.lax.cond(x[0, 0] < limit, *cases, x)
+
+    return fn
+
+
+def rectify_by_an_operand(x):
+    """0 is an argument of the case: f(0) = 0 of the rectifier is known in it."""
+
+    def rectify(h, zero):
+        return jax.nn.sigmoid(h @ U) * jnp.maximum(h, zero)
+
+    return jax.lax.cond(W[0, 0] > 9, lambda h, zero: h, rectify, x + name(x @ W), 0.0)
+
+
+def join(*lists):
+    """Adds sums by length, lists of arrays of several lengths."""
+    return [sum(parts) for parts in itertools.zip_longest(*lists, fillvalue=0)]
+
+
+def take(parts, w):
+    return [0, *(part @ w for part in parts)]
+
+
+def add_layer(parts, w, more=()):
+    return join(parts, take(join(parts, more), w))
+
+
+def hand_over_by_hand(x):
+    y = [x]
+    for w in PAIR:
+        y = join(y, take(y, w), take(y, w.T))
+    return y
+
+
+def rectify_by_hand(x):
+    h = x + x @ W
+    weight = (h > 0) / (1 + np.exp(-h @ U))
+    return [weight * x, weight * (x @ W)]
+
+
+CONSTANTS = (jnp.zeros_like, jnp.ones_like, lambda x: name(x @ W))
+CASES = {
+    "a state from outside": (
+        read_outside,
+        lambda x: join([x], *(take([x, x @ W], w) for w in PAIR)),
+    ),
+    "a counter": (count, lambda x: add_layer(add_layer([x], PAIR[0]), PAIR[1])),
+    "a state that becomes a number": (
+        forget,
+        lambda x: add_layer(add_layer([x], PAIR[0], [x[0, 0]]), PAIR[1]),
+    ),
+    "values of a branch read outside": (hand_over, hand_over_by_hand),
+    "a branch that reads itself": (chain, lambda x: [0, 0, x @ PAIR[0] @ PAIR[1]]),
+    "the first of three": (choose_of_three(0), lambda x: [x, 0, 0]),
+    "the second of three": (choose_of_three(1), lambda x: [x, x @ W, 0]),
+    "the last of three": (
+        choose_of_three(2),
+        lambda x: add_layer(add_layer([x], PAIR[0]), PAIR[1]),
+    ),
+    "the only state of three": (
+        lambda x: x @ U + jax.lax.switch(2 + 0 * x[0, 0].astype(jnp.int32), CONSTANTS, x),
+        lambda x: [x @ U, x @ W],
+    ),
+    "not the constant": (choose_constant(99, 1), lambda x: [x @ U, x @ W]),
+    "the constant": (choose_constant(-99, 1), lambda x: [x @ U, 0]),
+    "the constant first": (choose_constant(99, -1), lambda x: [x @ U, 0]),
+    "not the constant that is first": (choose_constant(-99, -1), lambda x: [x @ U, x @ W]),
+    "a number for a case": (rectify_by_an_operand, rectify_by_hand),
+}
+
+
+def test_carries_and_cases_pass_their_paths(x64):
+    x = np.asarray(tokens())
+    sums = jax.jit(
+        lambda x: {
+            case: rc.function_contributions(fn, x, branches="attn").by_length
+            for case, (fn, _) in CASES.items()
+        }
+    )(x)
+    for case, (_, list_sums) in CASES.items():
+        want = np.zeros(sums[case].shape)  # a loop may leave room for lengths that no path has
+        for length, part in enumerate(list_sums(x)):
+            want[length] = part
+        assert_close(sums[case], want, atol=1e-11, err_msg=case)

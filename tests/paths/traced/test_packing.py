@@ -49,6 +49,9 @@ def test_a_value_is_the_same_after_packing():
         (Kind.STATE, Kind.GATE, Kind.STATE),
         (Kind.GATE, Kind.GATE, Kind.GATE),
         (Kind.STATE, Kind.FACTOR, Kind.PRODUCT),
+        (Kind.CONSTANT, Kind.FACTOR, Kind.FACTOR),
+        (Kind.FACTOR, Kind.FROZEN, Kind.FACTOR),
+        (Kind.FACTOR, Kind.FACTOR, Kind.FACTOR),
     ],
 )
 def test_a_label_of_two_values(first, second, kind):
@@ -72,6 +75,12 @@ def test_a_carry_that_begins_as_a_constant_is_tried_as_a_state():
     assert merged == packing.Label(Kind.STATE)
     products = (packing.Label(Kind.PRODUCT, reason=reason) for reason in ("before", "after"))
     assert packing.merge_carry(*products, None).reason == "before"  # the first cause is named
+
+
+def test_a_state_that_becomes_a_constant_keeps_its_label():
+    """Else a loop would be traced again without an end."""
+    label = packing.Label(Kind.STATE, trail=start_trail())
+    assert packing.merge_carry(label, packing.Label(Kind.CONSTANT), None) == label
 
 
 def test_what_is_one_of_two_values_is_no_more_than_both():

@@ -47,6 +47,15 @@ def test_constants_keep_every_digit_as_swept_values_do(x64):
         ]
 
 
+def test_whole_numbers_without_a_sign_keep_their_value_or_are_refused(x64):
+    """As whole numbers of 64 bits, where these hold them."""
+    largest = 2**63 - 1
+    (leaf,) = make_axes({"a": np.array([largest], np.uint64)}, None).hyper_leaves(np.array([0]))
+    assert leaf.tolist() == [largest] and leaf.dtype == np.int64
+    (leaf,) = make_axes({"a": np.array([2**63], np.uint64)}, None).hyper_leaves(np.array([0]))
+    assert leaf.tolist() == [2**63]
+
+
 def test_examples_are_python_numbers_unless_their_dtype_is_chosen():
     values = {"a": [1, 2], "b": np.float32([1.5]), "c": 0.5, "d": [True, False]}
     values |= {"e": range(3), "f": (0.5, 1), "g": np.array([1, 2], np.int32)}
@@ -105,6 +114,8 @@ def test_names_of_values_have_no_address():
         ({"a": [0.1, 0.1 + 1e-12]}, None, "has 0.1.* twice"),  # in float32
         (None, {"a": [1, 1]}, "has 1 twice"),
         ({"a": []}, None, "is empty"),
+        ({"a": np.zeros(0)}, None, "hyper\\['a'\\] is empty: list at least one value"),
+        ({"a": complex(1, np.nan)}, None, "hyper\\['a'\\]=.*nanj\\) has a NaN"),
     ],
 )
 def test_what_means_nothing_is_refused(hyper, static, message):

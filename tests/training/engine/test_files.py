@@ -59,6 +59,14 @@ def flip_a_loss(folder):
     path.write_bytes(content)
 
 
+def drop_seeds(folder):
+    """Writes a snapshot without one of its arrays."""
+    path = find_snapshot(folder)
+    arrays = dict(np.load(path))
+    del arrays["seeds"]
+    np.savez(path, **arrays)
+
+
 def change_dtype(folder):
     """Writes the losses of a snapshot as numbers of another dtype."""
     path = find_snapshot(folder)
@@ -120,6 +128,7 @@ FOLDERS = {
     "a bit of a snapshot is flipped": (DAMAGED, {}, flip_a_loss),
     "a snapshot has fewer losses": (DAMAGED, {}, drop_losses),
     "a snapshot has losses of another dtype": (DAMAGED, {}, change_dtype),
+    "a snapshot has no seeds": (DAMAGED, {}, drop_seeds),
 }
 
 
@@ -140,6 +149,11 @@ def test_looks_of_a_folder_are_at_its_own_steps(tmp_path):
     look = {"look": lambda state, hyper, key: state["w"], "folder": tmp_path}
     run(**look)
     is_refused("every is 2 there, 1 here; use another", run, error=files.RunError, every=1, **look)
+    message = "another sweep: look= is given there, not here; use another"
+    is_refused(message, run, error=files.RunError, folder=tmp_path)
+    message = "another sweep: look is another function; use another"
+    other = {"folder": tmp_path, "look": lambda state, hyper, key: 2 * state["w"]}
+    is_refused(message, run, error=files.RunError, **other)
     plain = tmp_path / "plain"
     run(folder=plain)
     extended = run(folder=plain, every=1, steps=5).metrics["loss"]
@@ -199,11 +213,35 @@ def test_a_folder_that_is_used_or_cannot_be_written_is_refused(used_folder):
 def test_what_a_killed_process_was_writing_is_deleted(processes, stays, tmp_path, monkeypatch):
     """Unless another process may still write it."""
     monkeypatch.setattr(jax, "process_count", lambda: processes)
-    path = tmp_path / "runs" / ".a.npz.tmp"
-    path.parent.mkdir()
-    path.touch()
+    paths = [tmp_path / "runs" / name for name in (".a.npz.tmp", ".b.npz.tmp")]
+    paths[0].parent.mkdir()
+    for path in paths:
+        path.touch()
     with SweepFolder(tmp_path, {"steps": 1}):
-        assert path.exists() == stays
+        assert [path.exists() for path in paths] == [stays] * 2
+
+
+def test_a_folder_of_another_jax_goes_on_and_its_version_is_said_where_functions_differ(tmp_path):
+    """Only where something else differs: the same program may be another text."""
+    config = {"step": ["a"], "jax": "2"}
+    with SweepFolder(tmp_path, config | {"jax": "1"}):
+        pass
+    with SweepFolder(tmp_path, config):
+        pass
+    message = r"^[^ ]* belongs to another sweep \(made by JAX 1\): step is another function; use"
+    is_refused(message, SweepFolder, tmp_path, config | {"step": ["b"]}, error=files.RunError)
+    message = "^[^ ]* belongs to another sweep: step is another function; use"
+    changes = {"step": ["b"], "jax": "1"}
+    is_refused(message, SweepFolder, tmp_path, config | changes, error=files.RunError)
+
+
+def test_the_folder_of_each_process_but_the_first_is_locked_apart(tmp_path, monkeypatch):
+    with SweepFolder(tmp_path, {"steps": 1}):
+        monkeypatch.setattr(jax, "process_index", lambda: 1)
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
+        with SweepFolder(tmp_path, {"steps": 1}):
+            message = "process-1 is in use"
+            is_refused(message, SweepFolder, tmp_path, {"steps": 1}, error=files.RunError)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
@@ -223,6 +261,21 @@ def test_an_interruption_saves_what_is_done(error, tmp_path, monkeypatch):
             run(folder=tmp_path)
     assert int(np.load(find_snapshot(tmp_path))["step"]) == 2
     np.testing.assert_array_equal(run(folder=tmp_path).metrics["loss"], run().metrics["loss"])
+
+
+def test_an_interruption_without_a_folder_is_passed_on(monkeypatch, capsys):
+    advance, calls = Program.advance, []
+
+    def interrupt(self, *arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return advance(self, *arguments)
+
+    monkeypatch.setattr(Program, "advance", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(quiet=False)
+    assert "resumes" not in capsys.readouterr().err
 
 
 def test_snapshots_take_a_tenth_of_the_time(tmp_path, monkeypatch):
@@ -261,6 +314,27 @@ def test_of_two_files_with_a_run_the_later_state_is_taken(few, many, tmp_path, m
     assert made == [(list(range(few, many)), 2 * (many - few), 2, 4)]  # of two rates
     monkeypatch.undo()
     np.testing.assert_array_equal(resumed.metrics["loss"], run(seeds=many, steps=4).metrics["loss"])
+
+
+def test_a_file_whose_runs_are_all_further_in_another_is_not_taken(tmp_path):
+    """As a process leaves it that is killed before it deletes the file."""
+    older, folder = tmp_path / "older", tmp_path / "folder"
+    run(folder=older, seeds=1, steps=2)
+    run(folder=folder, seeds=2, steps=4)
+    (stale,) = older.glob("runs/*.npz")
+    shutil.copy(stale, folder / "runs")
+    resumed = run(folder=folder, seeds=2, steps=6)
+    np.testing.assert_array_equal(resumed.metrics["loss"], run(seeds=2, steps=6).metrics["loss"])
+    assert len([*folder.glob("runs/*.npz")]) == 1
+
+
+def test_runs_of_a_folder_at_different_steps_are_all_continued(tmp_path):
+    run(folder=tmp_path, seeds=3, steps=1)
+    run(folder=tmp_path, seeds=2, steps=2)
+    run(folder=tmp_path, seeds=1, steps=3)
+    resumed, whole = run(folder=tmp_path, seeds=4, steps=5), run(seeds=4, steps=5)
+    np.testing.assert_array_equal(resumed.metrics["loss"], whole.metrics["loss"])
+    np.testing.assert_array_equal(resumed.states["w"], whole.states["w"])
 
 
 def test_a_full_disk_loses_nothing(tmp_path):

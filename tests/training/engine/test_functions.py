@@ -1,8 +1,11 @@
 """Functions of a sweep as operations: names of metrics, unused values, other processes."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 
+from rank_collapse.runs.seeds import seed_mesh
 from tests.oracles.small_sweeps import init, run, step
 from tests.oracles.swept_networks import (
     PROGRAM,
@@ -31,6 +34,38 @@ def test_a_static_value_changes_no_name():
             "'a' has 0 axes, but it has 1",
         ),
     )
+
+
+def test_a_look_takes_the_static_values_that_it_names():
+    """Of several those alone; all of them where it takes any."""
+    options = {"init": lambda key, hyper, **_: jnp.ones(3), "static": {"size": [1, 2], "shift": 5}}
+    options |= {"step": lambda state, hyper, index, **_: (state, {}), "seeds": 1, "steps": 2}
+
+    def look_at_size(state, hyper, key, size):
+        return jnp.float32(size)
+
+    def look_at_all(state, hyper, key, **static):
+        return jnp.float32(10 * static["size"] + static["shift"])
+
+    for look, first, second in ((look_at_size, 1, 2), (look_at_all, 15, 25)):
+        looks = run(look=look, **options | {"hyper": {}}).looks["metric"]
+        assert looks.values.tolist() == [[[first] * 2], [[second] * 2]]
+
+
+def test_one_device_for_several_cores_is_said_where_runs_could_share_them(monkeypatch, capsys):
+    """Not where there is one run alone, or a device for each core."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
+    one, two = (seed_mesh(jax.devices()[:count]) for count in (1, 2))
+    for mesh, seeds, rates, is_said in (
+        (one, 2, 0.1, True),
+        (one, 1, [0.1, 0.2], True),
+        (one, 1, 0.1, False),
+        (two, 2, 0.1, False),
+    ):
+        run(mesh=mesh, seeds=seeds, hyper={"rate": rates}, steps=0, quiet=False)
+        said = capsys.readouterr().err
+        assert ("has one CPU device for 4 cores; jax.config" in said) is is_said
+        assert ("'jax_num_cpu_devices', 4)" in said) is is_said
 
 
 CALLABLES = """

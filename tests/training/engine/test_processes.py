@@ -61,7 +61,9 @@ def test_runs_are_gathered_from_all_processes_with_their_dtypes(monkeypatch):
         seeds = np.repeat(seeds, 2)
         points = np.tile([0, 1], len(seeds) // 2)
         metrics = [[seeds[:, None] + np.array([0.25]), seeds[:, None] + np.array([0.5, 0.75])]]
+        metrics.append([np.repeat(points[:, None] == 1, 3, axis=1)])
         looks = [[np.stack([seeds, points], axis=1)[:, None].astype(np.float16)]]
+        looks.append([seeds[:, None].astype(np.int8)])
         state = [seeds.astype(np.int64) * 2**40, np.stack([seeds, points], 1).astype(np.float32)]
         state += [np.zeros((len(seeds), 0, 3), np.float32)]
         return Runs(points, seeds, 3, state, metrics, looks, [], seeds - 11, seeds[:, None] > 11)
@@ -92,7 +94,7 @@ def test_runs_are_gathered_from_all_processes_with_their_dtypes(monkeypatch):
         expected = make_runs(np.array([10, 12, 11]))
         assert gathered.step == 3 and gathered.names()[:6] == expected.names()
         assert {*gathered.names()[6:]} <= {*expected.names()}
-        assert [len(pieces) for pieces in (*gathered.metrics, *gathered.looks)] == [1, 1]
+        assert [len(pieces) for pieces in (*gathered.metrics, *gathered.looks)] == [1] * 4
         for name in ("points", "seeds", "finite_steps", "exempt", "state", "metrics", "looks"):
             ours, theirs = (getattr(r, name) for r in (gathered, expected))
             if name in ("metrics", "looks"):

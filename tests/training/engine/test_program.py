@@ -56,6 +56,8 @@ def test_data_in_the_state_are_not_carried(tmp_path):
     np.testing.assert_allclose(result.states["w"], 5 * result.states["data"], rtol=1e-6)
     still = sweep(begin, lambda state, hyper, index: (state, {"index": index}), steps=3, quiet=True)
     assert still.metrics["index"].values.tolist() == [[0, 1, 2]] * 8
+    idle = sweep(begin, lambda state, hyper, index: (state, {}), steps=3, seeds=2, quiet=True)
+    assert not idle.metrics.data_vars and idle.states["w"].tolist() == [[0] * 4] * 2
 
 
 def test_looks_come_at_multiples_of_every_and_draw_from_a_key_of_their_own(tmp_path):

@@ -45,6 +45,18 @@ def test_whole_numbers_of_shorter_metrics_are_filled_with_nan():
     assert result.metrics["even"].dtype == np.int32
 
 
+def test_a_value_may_be_an_array_without_axes():
+    def begin(key, hyper):
+        return 1.0 * hyper["size"]
+
+    def stay(state, hyper, index):
+        return state, {"loss": state}
+
+    result = run(init=begin, step=stay, steps=1, hyper={"size": [2, 4]})
+    for value in (np.array(4), jnp.int32(4), np.int64(4)):
+        assert result.state(jnp.int32(1), size=value) == 4
+
+
 def test_a_run_that_is_none_is_named():
     result = run(static={}, quiet=True)
     each_is_refused(

@@ -154,6 +154,17 @@ def test_static_values_are_counted_and_timed_together(monkeypatch, capsys):
     assert seconds[3] == {name: 3 * value for name, value in seconds[1].items()}
 
 
+def test_runs_that_begin_are_shared_out_where_fewer_fit(monkeypatch):
+    options = {"seeds": 3, "mesh": seed_mesh(jax.devices()[:1]), "at_once": 1}
+    whole = run(steps=3, **options)
+    monkeypatch.setattr(
+        memory, "compile_largest", lambda compile_size, size, least, mesh: (compile_size(2), 2)
+    )
+    parts = run(steps=3, **options)
+    np.testing.assert_array_equal(parts.metrics["loss"], whole.metrics["loss"])
+    np.testing.assert_array_equal(parts.states["w"], whole.states["w"])
+
+
 def test_runs_that_go_on_are_shared_out_where_fewer_fit_and_are_counted(
     tmp_path, monkeypatch, capsys
 ):
