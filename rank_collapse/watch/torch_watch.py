@@ -148,7 +148,8 @@ class Watch:
             if REMOVED in text:
                 continue
             texts.setdefault(name, []).append(text)
-        for name in texts.keys() - {name for name, _ in self._layers}:
+        layer_names = {name for name, _ in self._layers}
+        for name in (name for name in texts if name not in layer_names):
             title = f"{name}: " if name else ""
             lines += [f"  {title}{text}" for text in texts[name]]
         for number, (name, turn) in enumerate(self._layers):

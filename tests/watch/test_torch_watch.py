@@ -270,6 +270,15 @@ def test_a_vision_model_of_timm():
             np.testing.assert_allclose(row[name][layer], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+def test_reasons_outside_of_the_layers_are_listed_in_their_order():
+    watched = watch(gpt2(**QUIET), 1)
+    for name in "dacbe":
+        watched.notes.leave_out(name, "layer", "no reason")
+    watched.close()
+    lines = [line for line in watched.describe().splitlines() if "no reason" in line]
+    assert lines == [f"  {name}: no layer: no reason" for name in "dacbe"]
+
+
 def test_the_gradient_of_shared_parameters_is_that_of_their_first_run():
     model = gpt2(**QUIET)
     model.transformer.h = torch.nn.ModuleList([model.transformer.h[0]] * L)
