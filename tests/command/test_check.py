@@ -203,6 +203,7 @@ def test_what_cannot_be_read_is_one_line_and_exit_code_2(arguments, message, cap
 RANDOM_WORDS = f"random:{GOLDEN}"
 
 
+@pytest.mark.usefixtures("without_drawing")
 def test_random_weights_are_said_in_sentence_page_table_and_json(tmp_path, capsys):
     out = tmp_path / "page.html"
     assert main([RANDOM_WORDS, "--ids=5,8,13,7", "--out", str(out)]) == 0
@@ -260,6 +261,7 @@ def test_a_folder_with_an_odd_name_is_escaped_everywhere(tmp_path, monkeypatch, 
     assert not set(capsys.readouterr().err) & set("\x1b\x07\u202e")
 
 
+@pytest.mark.usefixtures("without_drawing")
 def test_no_file_is_written_through_a_link(tmp_path, monkeypatch, capsys):
     """Inside of a folder that somebody else filled, as by `rank-collapse check .`."""
     folder = tmp_path / "model"
@@ -276,7 +278,13 @@ def test_no_file_is_written_through_a_link(tmp_path, monkeypatch, capsys):
 
 
 @pytest.fixture
-def made_up(monkeypatch):
+def without_drawing(monkeypatch):
+    """Puts a few bytes in the place of each picture: drawing takes most of a second a page."""
+    monkeypatch.setattr(check, "draw_files", lambda figure: {".png": b"a picture"})
+
+
+@pytest.fixture
+def made_up(monkeypatch, without_drawing):
     """Returns made-up checks by name, and the list of those that were measured."""
     checks, measured = {"a/model": make_check(), "b c": make_check("b c", seed=1)}, []
     checks["b c"] = checks["b c"]._replace(inputs=checks["b c"].inputs._replace(description="No."))
@@ -289,7 +297,6 @@ def made_up(monkeypatch):
     monkeypatch.setattr(inputs, "open_source", lambda name: checks[name].opened)
     monkeypatch.setattr(inputs, "read_inputs", lambda flags, opened: checks[opened.name].inputs)
     monkeypatch.setattr(check.checkpoint, "measure_checkpoint", measure)
-    monkeypatch.setattr(check, "draw_files", lambda figure: {".png": b"a picture"})
     return checks, measured
 
 

@@ -35,9 +35,9 @@ def test_every_loop_is_the_network_of_so_many(placement):
         states = [x]
         for loops in range(1, LOOPS + 1):
             fewer = make_config(loops, norm_placement=placement)
-            sums = jax.device_get(rc.path_contributions(params, x, fewer).by_length)
-            states.append(np.asarray(rc.apply(params, x, fewer).output))
-            sizes = np.linalg.norm(sums, axis=(1, 2))
+            contributions = jax.device_get(rc.path_contributions(params, x, fewer))
+            states.append(contributions.total)
+            sizes = np.linalg.norm(contributions.by_length, axis=(1, 2))
             path_sizes = report.path_size[loops]
             assert_close(path_sizes[: len(sizes)], sizes, rtol=1e-10)
             assert np.all(path_sizes[len(sizes) :] == 0)

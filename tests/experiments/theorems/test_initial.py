@@ -1,5 +1,7 @@
 """Heads at initialisation."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,10 +18,13 @@ def test_heads_differ_where_attention_is_not_uniform():
     """With uniform attention H heads are one head of the same values: nothing can depend on H."""
     key = jax.random.key(1)
     sizes, keys = {"depth": 2, "d": 16}, jax.random.split(key, 3)
-    apart = {
-        h: np.mean([1 - initial.pass_heads(one, h, **sizes)[-1] for one in keys]) for h in (1, 4)
-    }
-    measured = initial.compare_heads(key, 1, 4, networks=3, **sizes)
+
+    def pass_all(heads):
+        return jax.jit(jax.vmap(lambda one: initial.pass_heads(one, heads, **sizes)))(keys)
+
+    apart = {h: np.mean(1 - np.asarray(pass_all(h))[:, -1]) for h in (1, 4)}
+    compare = functools.partial(initial.compare_heads, few=1, many=4, networks=3, **sizes)
+    measured = jax.jit(compare)(key)
     assert measured == pytest.approx(np.log(apart[4] / apart[1])) and abs(measured) > 1e-3
 
 
@@ -83,15 +88,23 @@ def test_shares_of_differences_by_depth_are_those_of_numpy(monkeypatch):
     seed, n, d, draws = 3, 4, 6, 2
     small, large = initial.gain_curves(seed, n=n, d=d, draws=draws)
     keys = jax.random.split(jax.random.key(seed), draws)
+
+    @jax.jit
+    @jax.vmap
+    def draw(key):
+        key_p, key_x = jax.random.split(key)
+        matrices = {}
+        for depth in (4, 16, 64):
+            attention = rc.init(key_p, rc.san_skip(depth, 1, d)).layers.attention
+            matrices[depth] = attention.w_v, attention.w_o
+        return jax.random.normal(key_x, (n, d)), matrices
+
+    tokens, matrices = jax.device_get(draw(keys))
     for curve, power in ((small, 0.5), (large, 0.0)):
         for place, depth in enumerate((4, 16, 64)):
             spread, size = [], []
-            for key in keys:
-                key_p, key_x = jax.random.split(key)
-                config = rc.san_skip(depth, 1, d, branch_gain=depth**-power)
-                attention = rc.init(key_p, config).layers.attention
-                x = np.asarray(jax.random.normal(key_x, (n, d)))
-                for v, o in zip(np.asarray(attention.w_v), np.asarray(attention.w_o), strict=True):
+            for x, w_v, w_o in zip(tokens, *matrices[depth], strict=True):
+                for v, o in zip(w_v, w_o, strict=True):
                     x = x + depth**-power * x.mean(axis=0) @ v[0] @ o[0]
                 spread.append(np.sum((x - x.mean(axis=0)) ** 2, axis=1).mean())
                 size.append(np.sum(x**2, axis=1).mean())

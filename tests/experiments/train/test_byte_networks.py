@@ -92,9 +92,9 @@ def test_quantities_of_a_step_are_of_its_own_batch_and_of_the_weights_before_it(
         "linearisation_distance",
         lambda start, end, x, _: (start.embedding.tokens[0, 0] + jnp.sum(x))[None],
     )
-    draw = DepthRule.init  # with larger weights, or the gradients of the scores are all rounding
+    initialise = DepthRule.init  # with larger weights, or the gradients of the scores are all rounding
     monkeypatch.setattr(
-        DepthRule, "init", lambda *args: jax.tree.map(lambda a: 20 * a, draw(*args))
+        DepthRule, "init", lambda *args: jax.tree.map(lambda a: 20 * a, initialise(*args))
     )
     text, key = np.arange(60, 110, dtype=np.uint8), jax.random.key(3)
 
@@ -105,8 +105,14 @@ def test_quantities_of_a_step_are_of_its_own_batch_and_of_the_weights_before_it(
 
     still, moved = jax.device_get((train(0.0), train(0.5)))
     key_weights, key_data = jax.random.split(key)
-    params, network = rule.init(key_weights, config), rule.network(config)
-    first = np.asarray(jax.random.randint(key_data, (steps, batch, 1), 0, len(text) - tokens))
+    network = rule.network(config)
+
+    @jax.jit
+    def draw(key_weights, key_data):
+        first = jax.random.randint(key_data, (steps, batch, 1), 0, len(text) - tokens)
+        return rule.init(key_weights, config), first
+
+    params, first = jax.device_get(draw(key_weights, key_data))
     data = text[first + np.arange(tokens + 1)].astype(int)
     batches = data.reshape(steps * batch, tokens + 1)
     trace = jax.jit(jax.vmap(lambda x: rc.apply(params, x, network)))(batches[:, :-1])
@@ -121,12 +127,13 @@ def test_quantities_of_a_step_are_of_its_own_batch_and_of_the_weights_before_it(
     np.testing.assert_allclose(still["stream"], stream, rtol=1e-4)
 
     @jax.jit
-    def compute_loss(params, batch):
+    @jax.grad
+    def compute_gradient(params, batch):
         output = jax.vmap(lambda x: rc.apply(params, x, network).output)(batch[:, :-1])
         shares = jax.nn.log_softmax(rule.logit_gain(config) * output @ params.embedding.tokens.T)
         return -jnp.take_along_axis(shares, batch[:, 1:, None], axis=-1).mean()
 
-    tree = jax.grad(compute_loss)(jax.tree.map(jnp.asarray, params), batches[:batch])
+    tree = jax.device_get(compute_gradient(params, batches[:batch]))
     size = np.linalg.norm(tree.layers.attention.w_q[-1])
     np.testing.assert_allclose(still["query_gradient"][0], size, rtol=1e-4)
 
@@ -139,7 +146,7 @@ def test_quantities_of_a_step_are_of_its_own_batch_and_of_the_weights_before_it(
         before, after = (rc.apply(p, batches[0, :-1], network).hidden[-1] for p in networks)
         return after - before
 
-    change = np.abs(change_states(jax.tree.map(jnp.asarray, params), tree)).mean()
+    change = np.abs(change_states(params, tree)).mean()
     np.testing.assert_allclose(moved["change"][1], change, rtol=1e-3)
     assert np.isnan([still["change"][0], moved["change"][0]]).all()
     assert (still["change"][1:] == 0).all() and (moved["change"][1:] > 1e-3).all()
