@@ -21,7 +21,8 @@ from tests.support.golden_runs import (
 from tests.support.marks import full_but
 from tests.support.runs import arrays, run
 
-# Those that no other test of the quick suite measures; `test_contract` compares run_sort's arrays.
+# Those that no other test of the quick suite measures; `test_contract` compares run_sort's arrays,
+# and `test_join` those of run_path_chains.
 QUICK = (
     "check_bounds",
     "run_architectures",
@@ -29,7 +30,6 @@ QUICK = (
     "run_lens",
     "run_lipschitz",
     "run_loops",
-    "run_path_chains",
     "run_sinks",
     "run_theorems",
 )

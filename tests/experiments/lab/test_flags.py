@@ -15,10 +15,18 @@ import pytest
 from experiments import reproduce, run_collapse, run_convex_hull, run_memorization, run_sort
 from experiments.lab import cli, list_points, shared_flags
 from experiments.lab.experiment import describe_experiment
-from experiments.lab.flags import command_line, default_run_name, make_config, read_flags
+from experiments.lab.flags import (
+    Mode,
+    command_line,
+    default_run_name,
+    make_config,
+    read_flags,
+)
 from experiments.run_trainability import FLAGS as TRAINABILITY
 from rank_collapse.runs.files import RunError
 from tests.support.folders import REPOSITORY
+from tests.support.golden import read_arrays
+from tests.support.golden_runs import arrays_path
 from tests.support.runs import check_mistake
 
 GOLDEN = REPOSITORY / "tests" / "golden"
@@ -230,10 +238,15 @@ def test_a_former_name_is_the_flag_with_a_line(name, capsys):
 def test_a_folder_of_a_former_name_resumes(tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text("one two three four one two")
-    arguments = [*describe_experiment("run_collapse").presets["tiny"], "--variants=san"]
-    arguments += [f"--text={text}", f"--output_dir={tmp_path / 'run'}", "--num_devices=1"]
+    arguments = [*describe_experiment("run_collapse").presets["tiny"], f"--text={text}"]
+    arguments += [f"--output_dir={tmp_path / 'run'}", "--num_devices=1"]
     main = run_collapse.main
-    assert cli.execute(main, run_collapse.FLAGS, arguments) == 0
+
+    def start(options):  # with arrays that are measured already
+        options.mode = Mode(begin_with=read_arrays(arrays_path("run_collapse").read_text("utf-8")))
+        main(options)
+
+    assert cli.execute(start, run_collapse.FLAGS, arguments) == 0
     path = tmp_path / "run" / "config.json"
     content = path.read_text()
     path.write_text(content.replace('"text":', '"text_file":'))

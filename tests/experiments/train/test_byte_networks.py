@@ -92,7 +92,7 @@ def test_quantities_of_a_step_are_of_its_own_batch_and_of_the_weights_before_it(
         "linearisation_distance",
         lambda start, end, x, _: (start.embedding.tokens[0, 0] + jnp.sum(x))[None],
     )
-    initialise = DepthRule.init  # with larger weights, or the gradients of the scores are all rounding
+    initialise = DepthRule.init  # larger, or the gradients of the scores are all rounding
     monkeypatch.setattr(
         DepthRule, "init", lambda *args: jax.tree.map(lambda a: 20 * a, initialise(*args))
     )
