@@ -9,8 +9,7 @@ import pytest
 from experiments import join, run_path_chains as path_chains
 from experiments.lab import cli, list_points, make_config, pool, read_run
 from rank_collapse.runs.files import RunError
-from tests.support.golden import list_other_arrays, read_arrays
-from tests.support.golden_runs import arrays_path
+from tests.support.golden_runs import check_arrays
 from tests.support.runs import arrays, run, same_arrays
 
 TINY = [*path_chains.EXPERIMENT.presets["tiny"], "--num_devices=1", "--jobs=1"]
@@ -34,9 +33,7 @@ def point(tmp_path_factory):
 
 def test_a_point_has_the_arrays_that_are_kept(point):
     """As `test_golden_measurements` compares them, of a run that this file measures anyway."""
-    kept = read_arrays(arrays_path("run_path_chains").read_text("utf-8"))
-    differences = list_other_arrays(arrays(point), kept)
-    assert not differences, "\n".join(differences[:20])
+    check_arrays("run_path_chains", arrays(point))
 
 
 @pytest.mark.full

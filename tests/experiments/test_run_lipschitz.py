@@ -11,11 +11,13 @@ from experiments.trained.opened_networks import UNTRAINED, Network
 from experiments.trained.packages import PACKAGES
 from experiments.verdicts import STATEMENTS
 from tests.support.closeness import assert_close
-from tests.support.runs import check_mistake, parsed, result_of, rows, run
+from tests.support.golden_runs import check_arrays
+from tests.support.runs import arrays, check_mistake, parsed, result_of, rows, run
 
 
 def test_tables_have_what_was_measured(tmp_path):
     assert run(run_lipschitz, run_lipschitz.EXPERIMENT.presets["tiny"], tmp_path) == 0
+    check_arrays("run_lipschitz", arrays(tmp_path))
     results, networks = result_of(run_lipschitz, tmp_path)
     assert [network.label for network in networks] == [*UNTRAINED]
     table = rows(tmp_path)

@@ -4,12 +4,13 @@ import math
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from experiments.lab import cli, provenance, run
 from experiments.lab.experiment import import_experiment, read_run
 from experiments.lab.flags import Mode
-from tests.support.golden import TEXTS, read_arrays
+from tests.support.golden import TEXTS, list_other_arrays, read_arrays
 
 # {experiment: arguments after those of the tiny size}: lists in no order, several points and
 # networks, further layers and seeds, other branches.
@@ -52,6 +53,13 @@ ENVIRONMENT = {
 def arrays_path(name: str, *, is_wide: bool = False) -> Path:
     """Returns the file with the arrays of an experiment."""
     return TEXTS / "runs" / f"{name}{'.wide' * is_wide}.arrays"
+
+
+def check_arrays(name: str, measured: dict[str, np.ndarray], *, is_wide: bool = False) -> None:
+    """Compares what an experiment measured with the arrays that are kept."""
+    kept = read_arrays(arrays_path(name, is_wide=is_wide).read_text("utf-8"))
+    differences = list_other_arrays(measured, kept)
+    assert not differences, "\n".join(differences[:20])
 
 
 def list_arguments(module: ModuleType, *, is_wide: bool = False) -> list[str]:
