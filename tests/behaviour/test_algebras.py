@@ -62,7 +62,13 @@ def network(case, parts=()):
 def compute_trace(case, parts=()):
     params, x, config, extra = network(case, parts)
     with jax.enable_x64(True):
-        return rc.apply(params, x, config, **extra)
+        return in_one_program(rc.apply, params, x, config, **extra)
+
+
+def in_one_program(call, params, x, config, **inputs):
+    """Runs a pass with all that prepares it in one program, where each step would be one."""
+    run = jax.jit(lambda params, x, inputs: call(params, x, config, **inputs))
+    return jax.device_get(run(params, x, inputs))
 
 
 def test_every_field_is_in_a_case():
@@ -87,7 +93,7 @@ def close(actual, expected, tolerance=1e-9):
 
 def log10_residuals(trace):
     """Computes log10 of the residuals of ordinary states in float64."""
-    return np.log10(jax.vmap(lambda x: composite_norm(residual(x)))(trace.hidden))
+    return np.log10(jax.jit(jax.vmap(lambda x: composite_norm(residual(x))))(trace.hidden))
 
 
 def compare_forward(params, x, config, extra, run_network):
@@ -111,7 +117,8 @@ def _memory(extra):
 def compare_lengths(params, x, config, extra, run_network):
     """Compares with sums over single paths."""
     trace = run_network()
-    contributions = rc.path_contributions(params, x, config, count_mlps=True, **extra)
+    split = functools.partial(rc.path_contributions, count_mlps=True)
+    contributions = in_one_program(split, params, x, config, **extra)
     close(contributions.total, trace.output)
     sums, from_memory, offset = Oracle(params, trace, config, **_memory(extra)).sums()
     close(contributions.by_length, sums)
@@ -127,7 +134,7 @@ def compare_heads(params, x, config, extra, _):
     def output(gain):
         return rc.path_contributions(params, x, config, head_gain=gain, **extra).total
 
-    contributions = np.asarray(rc.head_contributions(params, x, config, **extra))
+    contributions = in_one_program(rc.head_contributions, params, x, config, **extra)
     ones = np.ones((config.depth, config.num_heads))
     slope = jax.jit(lambda direction: jax.jvp(output, (ones,), (direction,))[1])
     for l in range(config.depth):
@@ -139,35 +146,41 @@ def compare_heads(params, x, config, extra, _):
 def compare_direct(params, x, config, extra, run_network):
     """Checks that the parts sum to the output."""
     trace = run_network()
-    close(rc.direct_contributions(params, x, config, **extra).total, trace.output)
+    direct = in_one_program(rc.direct_contributions, params, x, config, **extra)
+    close(direct.total, trace.output)
 
 
 def compare_frozen_paths(params, x, config, extra, run_network):
     """Checks that all paths and the offset sum to the output."""
     trace = run_network()
     paths = enumerate_paths(config.depth, config.num_heads)[None]
-    path_sum = rc.paths.path_set_states(params, x, config, paths, semantics="frozen")[0]
-    close(path_sum + rc.path_contributions(params, x, config).offset, trace.output)
+
+    def sum_paths(params, x, config):
+        path_sum = rc.paths.path_set_states(params, x, config, paths, semantics="frozen")[0]
+        return path_sum + rc.path_contributions(params, x, config).offset
+
+    close(in_one_program(sum_paths, params, x, config), trace.output)
 
 
 def compare_recomputed_paths(params, x, config, extra, run_network):
     """Checks that the path through all heads is the network."""
     trace = run_network()
-    state = rc.paths.path_state(params, x, config, np.full(config.depth, -1))
-    close(state, trace.hidden[-1])
+    follow = functools.partial(rc.paths.path_state, path=np.full(config.depth, -1))
+    close(in_one_program(follow, params, x, config), trace.hidden[-1])
 
 
 def compare_truncation(params, x, config, extra, run_network):
     """Checks that K = L cuts nothing off, and that K = 0 leaves the first channel alone."""
     trace = run_network()
-    truncation = rc.truncated(params, x, config, jnp.array([0, config.depth]))
+    truncate = functools.partial(rc.truncated, length=np.array([0, config.depth]))
+    truncation = in_one_program(truncate, params, x, config)
     close(truncation.output[1], trace.output)
     assert not np.any(np.asarray(truncation.by_length[0, 1:]))
 
 
 def compare_logarithms(params, x, config, extra, run_network):
     trace = run_network()
-    close(rc.log_residual_profile(params, x, config), log10_residuals(trace), 1e-8)
+    close(in_one_program(rc.log_residual_profile, params, x, config), log10_residuals(trace), 1e-8)
 
 
 def compare_balls(params, x, config, extra, run_network):
@@ -178,7 +191,7 @@ def compare_balls(params, x, config, extra, run_network):
 def compare_bounds(params, x, config, extra, run_network):
     """Checks that the measured residual is right, and below every bound that holds."""
     trace = run_network()
-    report = rc.bound_report(params, x, config)
+    report = in_one_program(rc.bound_report, params, x, config)
     close(report.log10_residual, log10_residuals(trace), 1e-8)
     bounds_of_layers = report.layer, report.mean_layer, report.diameter_layer
     rows_differ = config.mask != "none" or config.position == "relative_bias"
@@ -198,7 +211,7 @@ def compare_tangent(params, x, config, extra, _):
 
     pushed = np.asarray(push(mean, difference))
     ratio = np.linalg.norm(pushed - pushed.mean(axis=0)) / np.linalg.norm(difference)
-    growth = np.sum(transverse.transverse_growth(params, x, config))
+    growth = np.sum(in_one_program(transverse.transverse_growth, params, x, config))
     if ratio > 1e-12:
         assert abs(growth - np.log10(ratio)) < 1e-8
     else:
@@ -210,8 +223,11 @@ def compare_cubic_law(params, x, config, extra, _):
     x = np.asarray(x)
     mean = x.mean(axis=0)
     x = mean + 1e-5 * (x - mean)
-    profile = cubic_law.cubic_profile(params, x, config)
-    close(profile, rc.log_residual_profile(params, x, config), 1e-4)
+    profiles = (
+        in_one_program(measure, params, x, config)
+        for measure in (cubic_law.cubic_profile, rc.log_residual_profile)
+    )
+    close(*profiles, 1e-4)
 
 
 def compare_expectation(params, x, config, extra, _):
@@ -224,7 +240,8 @@ def compare_expectation(params, x, config, extra, _):
     x = draws.normal(len(x), 48)
     extra = {k: np.tile(v, (1, 6)) if k == "memory" else v for k, v in extra.items()}
     params = draws.parameters(wide, bias_scale=0.0, gain_scale=0.0)
-    predicted = expectation.expected_pass(params, x, wide, **extra).hidden.variance.mean(axis=1)
+    expected = in_one_program(expectation.expected_pass, params, x, wide, **extra)
+    predicted = expected.hidden.variance.mean(axis=1)
 
     @jax.jit
     @jax.vmap
