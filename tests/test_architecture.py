@@ -1,6 +1,7 @@
 """Imports point down, docs/architecture.md has the levels, and tests have the names of modules."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -232,5 +233,50 @@ def test_tests_are_functions():
         for path in TESTS.rglob("test_*.py")
         for node in ast.parse(path.read_text("utf-8")).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("test_")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def find_unclear_names(source):
+    """Lists (line, name) of what a file assigns, defines or takes and calls by no noun.
+
+    Names that a file imports are those of their library.
+    """
+    unclear = re.compile(r"_*(found|own|given|known|rest|of_\w+)", re.IGNORECASE)
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                names.append((node.lineno, name))
+            case ast.arg(arg=name) | ast.ClassDef(name=name):
+                names.append((node.lineno, name))
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.append((node.lineno, name))
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
+                names.append((node.lineno, name))
+    return [(line, name) for line, name in names if unclear.fullmatch(name)]
+
+
+UNCLEAR = """
+found, a.own = 1, 2
+def of_heads(given, *, known=0, **rest): ...
+class C:
+    of_bulk: bool
+    _OWN = [_KNOWN for _KNOWN in b]
+is_known, unknown, own_keys = not_found, 1, given.rest(found=2, of=3)
+"""
+
+
+def test_names_say_what_a_value_is():
+    """A name such as `found` or `of_heads` leaves open what was found, or what is of the heads."""
+    names = [name for _, name in find_unclear_names(UNCLEAR)]
+    expected = ["found", "own", "of_heads", "given", "known", "rest", "of_bulk", "_OWN", "_KNOWN"]
+    assert sorted(names) == sorted(expected)
+    wrong = [
+        f"{path}:{line}: {name}"
+        for package in ("rank_collapse", "experiments", "tests", "tests_docs")
+        for path in files(package)
+        if path.suffix == ".py"
+        for line, name in find_unclear_names((REPOSITORY / path).read_text("utf-8"))
     ]
     assert not wrong, "\n".join(wrong)
