@@ -73,7 +73,9 @@ def test_every_tensor_of_a_model_is_read(name, monkeypatch):
     family = model.config.model_type
     for part in pretrained.FAMILIES[family].parts or (None,):
         pretrained.load(model, part=part)
-    head = pretrained.open_checkpoint(model).unembedding
+    opened = pretrained.open_checkpoint(model)
+    head = opened.unembedding
+    assert opened.is_causal_lm == (head is not None)
     unread = r"decoder\.|^proj_out" if family == "whisper" else UNREAD
     assert [n for n in model.state_dict().keys() - names if not re.search(unread, n)] == []
     if head is not None:
