@@ -130,6 +130,9 @@ def compare_lengths(params, x, config, extra, run_network):
 
 def compare_heads(params, x, config, extra, _):
     """Compares with the derivative of the sums by the gain of one head."""
+    if not config.cross_skip:  # every path starts at the memory, so that all contributions are 0
+        assert not in_one_program(rc.head_contributions, params, x, config, **extra).any()
+        config = config.replace(cross_skip=True)
 
     def output(gain):
         return rc.path_contributions(params, x, config, head_gain=gain, **extra).total
