@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
@@ -153,6 +154,8 @@ class Pass(TorchFunctionMode):
             with self:
                 return _SHOWN_HEADS(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
+        if self._is_measured and isinstance(func, HigherOrderOperator):
+            self._see_operator(func, result)
         if self._is_measured and _is_transformed():
             self._see_transformed(func, (args, kwargs), result)
         if isinstance(result, Tensor | tuple | list) or func is Tensor.__setitem__:
@@ -278,6 +281,18 @@ class Pass(TorchFunctionMode):
             self._notes.leave_out(self._frames[-1].name, "layer", f"its attention {TRANSFORMED}")
         elif function in SOFTMAX or is_weighted:
             self._transformed.update((a, None) for a in tensors_in(result))
+
+    def _see_operator(self, operator, result):
+        """Notes an operator that calls functions, such as `torch.cond`, because attention may run
+        in them, where torch shows nothing.
+
+        Args:
+            operator, result: The operator of torch, and its result.
+        """
+        if any(a.ndim > 1 for a in floats_in(result)):
+            name = operator.name().removesuffix("_impl")
+            reason = "torch does not show what runs there"
+            self._notes.leave_out(self._frames[-1].name, f"layer inside of {name}", reason)
 
     def _measure_product(self, see, *args):
         """Measures a product that is not empty; its result comes from no map, whatever happens.

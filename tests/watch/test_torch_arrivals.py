@@ -115,6 +115,19 @@ def test_passes_without_dropped_gradients_do_not_begin_again(form):
     check_row(watched.rows[0], model, 0, norms)
 
 
+def test_a_pass_does_not_begin_again_inside_of_the_backward_pass():
+    """Where gradients are dropped as soon as they come, and layers are computed again."""
+    model = Stack(add_in_turn, Kept(True), Kept(True))
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    watched = watch(model, 1)
+    model(X).backward()
+    watched.step = 1
+    watched.close()
+    ratios = [attention.ratios[0] for attention in model.attentions]
+    assert watched.rows[0]["residual_ratio"] == pytest.approx(ratios, rel=1e-4)
+
+
 def test_gradients_have_the_same_bits_with_hooks_and_without():
     models = [Stack(add_in_turn, Attention(), Attention()) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
