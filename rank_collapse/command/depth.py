@@ -21,7 +21,12 @@ from rank_collapse.command import checkpoint, inputs
 from rank_collapse.command.checked import describe_measurement
 from rank_collapse.command.progress import StepReporter, report_layers, report_words
 from rank_collapse.pretrained.report import tabulate_lengths
-from rank_collapse.pretrained.used_depth import DepthReport, depth_report, find_extremes
+from rank_collapse.pretrained.used_depth import (
+    DepthReport,
+    depth_report,
+    describe_missing_head,
+    find_extremes,
+)
 from rank_collapse.report import page as page_html
 from rank_collapse.runs.drawn import draw_files
 
@@ -42,7 +47,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     opened = inputs.open_source(flags.source)
     checkpoint.check_output(flags)
     if opened.source.unembedding is None:
-        raise ValueError(f"{opened.name} is not a language model: it has no unembedding")
+        raise ValueError(describe_missing_head(opened.source, opened.name))
     batch = inputs.read_inputs(flags, opened)
     reporter = StepReporter()
     head = report_words(opened.source.unembedding, reporter)

@@ -336,5 +336,19 @@ def _open_source(params, config, unembedding):
         if unembedding is None and params.embedding is not None:
             unembedding = Unembedding(params.embedding.tokens)
     if unembedding is None:
-        raise ValueError("the network has no unembedding: it is not a language model")
+        is_network = source is not params
+        missing = "the network has no unembedding: it is not a language model"
+        raise ValueError(missing if is_network else describe_missing_head(source, "the model"))
     return source, unembedding
+
+
+def describe_missing_head(source: OpenCheckpoint, name: str) -> str:
+    """Says that a checkpoint has no head for the next token.
+
+    Args:
+        source: The checkpoint.
+        name: Its name in the sentence.
+    """
+    other = "; its head predicts masked tokens" if source.family.masked_head else ""
+    kind = source.settings["model_type"]
+    return f"{name} ({kind}) has no head that predicts the next token, which this needs{other}"
