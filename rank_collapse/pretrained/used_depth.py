@@ -39,6 +39,7 @@ from rank_collapse.pretrained.predictions import (
 from rank_collapse.pretrained.report import compute_length_laws, mean_lengths
 from rank_collapse.pretrained.streaming import Group, State, stream
 from rank_collapse.pretrained.weights import Unembedding
+from rank_collapse.printed import format_count
 from rank_collapse.struct import refuse_if
 
 STATES = ("residual_ratio", "token_cosine", "effective_rank", "spike_norm", "spike_share")
@@ -133,7 +134,7 @@ class DepthReport:
             text = "none" if number is None else number
             return f"  {name:{width}}  {text:>4}  {estimate.definition} ({estimate.source})"
 
-        lines = [f"depth used, of {self.depth} layers:"]
+        lines = [f"depth used, of {format_count(self.depth, 'layer')}:"]
         lines += [
             format_line(name, estimate.layers, estimate) for name, estimate in self.used.items()
         ]
