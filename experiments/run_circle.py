@@ -285,8 +285,9 @@ def describe_limit(options: Flags) -> str:
     return (
         f"{format_count(options.num_seeds, 'seed')} cannot show whether walkers fall together: "
         f"of the published network {min(fell)} to {max(fell)} of {walks.PUBLISHED_SEEDS} do, with "
-        "--circle_skip none. Pure attention falls in most seeds:\n    python -m experiments.run_circle "
-        "--compare=pure --widths=32 --num_seeds=32 --n_epochs=7 --learning_rate=1e-4"
+        "--circle_skip none. Pure attention falls in most seeds:\n    "
+        "python -m experiments.run_circle --compare=pure --widths=32 --num_seeds=32 --n_epochs=7 "
+        "--learning_rate=1e-4"
     )
 
 

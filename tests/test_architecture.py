@@ -1,6 +1,7 @@
 """Imports point down, docs/architecture.md has the levels, and tests have the names of modules."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -232,5 +233,54 @@ def test_tests_are_functions():
         for path in TESTS.rglob("test_*.py")
         for node in ast.parse(path.read_text("utf-8")).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("test_")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+UNCLEAR_NAME = re.compile(r"_*(found|own|given|known|rest|of_\w+)", re.IGNORECASE)
+
+
+def find_unclear_names(source):
+    """Lists (line, name) of the variables, arguments, attributes and functions of a file whose
+    names are unclear. What it imports from others keeps its name."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                names.append((node.lineno, name))
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.append((node.lineno, name))
+            case ast.ClassDef(name=name) | ast.arg(arg=name) | ast.alias(asname=str(name)):
+                names.append((node.lineno, name))
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
+                names.append((node.lineno, name))
+    return [(line, name) for line, name in names if UNCLEAR_NAME.fullmatch(name)]
+
+
+UNCLEAR = """
+import a as OF_STATES
+found, a.own = 1, 2
+def of_heads(given, *, known=0, **rest): ...
+class C:
+    of_bulk: bool
+    _OWN = [_KNOWN for _KNOWN in b]
+"""
+CLEAR = """
+from hypothesis import given
+is_known, unknown, own_keys, softmax = given, a.found, b(rest=2), "of_heads"
+"""
+
+
+def test_names_say_what_a_value_is():
+    """`found` does not say what was found, and `of_heads` does not say what the heads have."""
+    names = ["OF_STATES", "_KNOWN", "_OWN", "found", "given", "known", "of_bulk", "of_heads", "own"]
+    assert sorted(name for _, name in find_unclear_names(UNCLEAR)) == [*names, "rest"]
+    assert find_unclear_names(CLEAR) == []
+    wrong = [
+        f"{path}:{line}: {name}"
+        for package in ("rank_collapse", "experiments", "tests", "tests_docs")
+        for path in files(package)
+        if path.suffix == ".py"
+        for line, name in find_unclear_names((REPOSITORY / path).read_text("utf-8"))
     ]
     assert not wrong, "\n".join(wrong)

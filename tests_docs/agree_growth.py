@@ -68,8 +68,8 @@ def describe(first, second):
     places = {"after layer 0": 1, "in the middle": depth // 2, "at the end": depth}
     parts = [f"{k} {errors[i]:.4f} (median token {tokens[i]:.4f})" for k, i in places.items()]
     parts += [f"largest {max(errors):.4f}", f"median of the middle half {np.median(quarter):.4f}"]
-    of_logits = np.linalg.norm(logits[1] - logits[0]) / np.linalg.norm(logits[0])
-    return ", ".join([*parts, f"logits {of_logits:.4f}"])
+    logit_error = np.linalg.norm(logits[1] - logits[0]) / np.linalg.norm(logits[0])
+    return ", ".join([*parts, f"logits {logit_error:.4f}"])
 
 
 def main(names):

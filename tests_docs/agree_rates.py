@@ -162,12 +162,12 @@ def main(num_clean, num_faulty, first=FIRST):
         others = np.zeros(3, int)
         for kind, (sizes, words) in KINDS.items():
             for size in sizes:
-                found, named = np.zeros(3, int), np.zeros(3, int)
+                counts, named = np.zeros(3, int), np.zeros(3, int)
                 for seed in range(first + FAULTY, first + FAULTY + num_faulty):
                     model, fault, change, place = plant(kind, size, seed)
                     answers = compare(folder, model, "bfloat16", None, fault, change)
                     hits = [_is_found(a, place, c) for a, c in zip(answers, COLUMNS, strict=True)]
-                    found += hits
+                    counts += hits
                     others += [
                         answer.first is not None and not hit
                         for answer, hit in zip(answers, hits, strict=True)
@@ -175,8 +175,8 @@ def main(num_clean, num_faulty, first=FIRST):
                     if words:
                         says = [bool(re.search(words, a.kind or "")) for a in answers]
                         named += np.logical_and(hits, says)
-                shares = " | ".join(f"{count / num_faulty:.0%}" for count in found)
-                names = f"{named[-1]} of {found[-1]}" if words else ""
+                shares = " | ".join(f"{count / num_faulty:.0%}" for count in counts)
+                names = f"{named[-1]} of {counts[-1]}" if words else ""
                 print(f"| {kind} | {size or ''} | {shares} | {names} |", flush=True)
     print(f"in another place: {others}; {time.process_time() - start:.0f} s of CPU")
 

@@ -200,5 +200,5 @@ def test_what_help_expects_is_what_the_page_says(name):
         for number in re.findall(r"(?<![\w.])-?\d+\.\d+(?!\w)", sentence):
             assert number in page, f"{name}: {number}"
     for flag in re.findall(r"(?<![\w-])--(\w+)", text):
-        known = module.FLAGS if f"experiments.{name}" in text else reproduce.FLAGS
-        assert flag in known or flag.removeprefix("no") in known or flag in TARGETS, flag
+        flags = module.FLAGS if f"experiments.{name}" in text else reproduce.FLAGS
+        assert flag in flags or flag.removeprefix("no") in flags or flag in TARGETS, flag

@@ -29,7 +29,7 @@ SECTIONS = {
     "An experiment": "run_ranks",
 }
 # Tests with a case for each row of a table, of which the example is one.
-OF_ALL_ROWS = (
+ROW_TESTS = (
     "test_what_is_covered_is_right",
     "test_an_experiment_keeps_to_the_contract",
     "test_states_attentions_and_logits",
@@ -76,7 +76,7 @@ def run_tests(tree, section, tests):
     """Runs tests (file, function) in a copy, and stops at the first that fails."""
     words = []
     for _, name in tests:
-        is_of_row = name in OF_ALL_ROWS
+        is_of_row = name in ROW_TESTS
         words.append(f"({name} and {SECTIONS[section]})" if is_of_row else name)
     files = sorted({file for file, _ in tests})
     return run_python(
@@ -116,10 +116,12 @@ def test_all_steps_of_a_checklist_pass_its_tests(section, tmp_path):
     code, output = run_python(tree, "-m", "tests_docs.site_pages", "--write")
     assert code == 0, output
     checklist = CHECKLISTS[section]
-    own = {(s.file, "test_") for s in checklist.steps if s.is_new and s.file.startswith("tests/")}
+    new_tests = {
+        (s.file, "test_") for s in checklist.steps if s.is_new and s.file.startswith("tests/")
+    }
     named = {pair for pairs in checklist.tests.values() for pair in pairs}
     named.add(("tests_docs/test_site.py", "test_made_parts_are_current"))
-    for tests in filter(None, (sorted(named), sorted(own))):
+    for tests in filter(None, (sorted(named), sorted(new_tests))):
         code, output = run_tests(tree, section, tests)
         assert code == 0, output
 

@@ -85,7 +85,7 @@ class Flags(flags.FlagValues):
         mode: Settings of the command's run.
     """
 
-    OWN = ("experiment", "shows", "traced", "execution", "selecting", "counts")
+    PROPERTIES = ("experiment", "shows", "traced", "execution", "selecting", "counts")
     CHANGING = ("typed", "axes", "mode")
 
     def __init__(
@@ -106,7 +106,7 @@ class Flags(flags.FlagValues):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets a property of the binary or of the command; absl treats other names as flags."""
-        if name in (*self.OWN, *self.CHANGING):
+        if name in (*self.PROPERTIES, *self.CHANGING):
             vars(self)[name] = value
         else:
             super().__setattr__(name, value)

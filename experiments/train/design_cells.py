@@ -180,7 +180,7 @@ def train_cells(
                 return group_by_program(point).get(static, {})
 
             ensemble = make_ensemble(options, config, batch_size, executor.mesh)
-            profile = ensemble.of_models(functools.partial(admin_gains, ensemble.recipe))
+            profile = ensemble.map_models(functools.partial(admin_gains, ensemble.recipe))
             for chunk in executor.chunks(select_floats, most=max(16, options.num_seeds)):
                 if is_profiled:
                     chunk = profile_gains(ensemble, profile, chunk, executor.run)
@@ -224,7 +224,7 @@ def profile_gains(ensemble: Ensemble, profile: Callable, chunk: Chunk, folder: R
 
     Args:
         ensemble: What trains them.
-        profile: Function that `Ensemble.of_models` makes of `admin_gains`.
+        profile: Function that `Ensemble.map_models` makes of `admin_gains`.
         chunk: The runs.
         folder: The run folder, for its log.
     """

@@ -97,7 +97,7 @@ def train_networks(
                 epochs_per_chunk=1 if watch else max(1, -(-options.n_epochs // 20)),
                 watch=watch,
             )
-            measure_seeds = ensemble.of_models(functools.partial(measure_run, task, measure))
+            measure_seeds = ensemble.map_models(functools.partial(measure_run, task, measure))
             name = "" if task.program else task.name
             for chunk in executor.chunks(make_cells):
                 with keep_states(ensemble, chunk, executor.run, name, is_monitored) as calls:
@@ -223,7 +223,7 @@ def measure_chunk(
     """Measures trained runs, and adds what training left of them.
 
     Args:
-        measure_seeds: Function that `Ensemble.of_models` makes of the measure of one seed.
+        measure_seeds: Function that `Ensemble.map_models` makes of the measure of one seed.
         chunk: The runs.
         trained: States of the trained runs.
         executor: Executor with the devices of the ensemble.

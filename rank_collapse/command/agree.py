@@ -57,7 +57,7 @@ ATTENTION = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 BACKENDS = ("torch", "jax")
 NUM_TEXTS, MAX_TOKENS = 4, 64
 _PAIRED = ("dtype", "attention", "backend")  # one value for both folders, or one for each
-_OF_FOLDERS = (*_PAIRED, "text", "tokenizer", "token_ids", "ids", "num_texts", "max_tokens")
+_FOLDER_FLAGS = (*_PAIRED, "text", "tokenizer", "token_ids", "ids", "num_texts", "max_tokens")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -234,7 +234,7 @@ def _record_folders(flags, sources, scratch):
         second is None if there is no such recording.
     """
     if not any(source.is_dir() for source in sources):
-        for name in _OF_FOLDERS:
+        for name in _FOLDER_FLAGS:
             flag = "with" if name == "backend" else name
             refuse_if(
                 getattr(flags, name) is not None,

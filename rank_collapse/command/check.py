@@ -25,7 +25,7 @@ import numpy as np
 
 from rank_collapse import report
 from rank_collapse.command import checkpoint, inputs
-from rank_collapse.command.checked import ALONE, NETWORKS, OF_ATTENTION, READ, WHOLE, Checked
+from rank_collapse.command.checked import ALONE, ATTENTION_LABELS, NETWORKS, READ, WHOLE, Checked
 from rank_collapse.command.checkpoint import to_json
 from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.measures.table import MEASURES
@@ -106,7 +106,7 @@ def _list_measures(check):
     for network, profile in check.networks.items():
         for measure, array in {**profile.measures, **profile.notes}.items():
             measures[network, measure] = array
-    for name in OF_ATTENTION:
+    for name in ATTENTION_LABELS:
         measures[WHOLE, f"attention_{name}"] = check.mean_attention(name)
     measures[WHOLE, "path_size"] = check.report.path_size
     return measures
@@ -253,7 +253,7 @@ def residual_figure(check: Checked):
 def attention_figure(check: Checked):
     """Plot entropy and sinks of attention by layer."""
     fig, axes = figures.figure(1, 2, width=3.3, height=3.0)
-    for index, (name, label) in enumerate(OF_ATTENTION.items()):
+    for index, (name, label) in enumerate(ATTENTION_LABELS.items()):
         ax, values = axes[0, min(index, 1)], check.mean_attention(name)
         figures.band(ax, np.arange(1, values.shape[1] + 1), values, label, index)
         ax.set(ylim=(0, 1.05 if index else 1.2 * values.max()))

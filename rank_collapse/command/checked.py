@@ -16,7 +16,7 @@ from rank_collapse.pretrained.report import BY_NORM, mean_lengths, tabulate_leng
 from rank_collapse.printed import escape_text, format_count
 
 # Means over the heads: {name in `measure_heads`: on the page}.
-OF_ATTENTION = {
+ATTENTION_LABELS = {
     "entropy": "attention entropy, nats",
     "first_column": "attention on the first token",
     "largest_column": "attention on the token with most",
@@ -24,7 +24,7 @@ OF_ATTENTION = {
 WHOLE, ALONE = "full model", "attention alone"  # SAN in the paper
 READ = "what attention reads"  # N(x), after the last layer the output
 NETWORKS = (WHOLE, READ, ALONE)
-OF_STATES = (
+STATE_MEASURES = (
     "token_cosine",
     "effective_rank",
     "spike_entry",
@@ -99,10 +99,10 @@ class Checked(NamedTuple):
         networks = self.networks
         columns = {
             **{f"residual ratio, {n}": networks[n]["residual_ratio"] for n in NETWORKS},
-            **{m.replace("_", " "): networks[WHOLE][m] for m in OF_STATES},
+            **{m.replace("_", " "): networks[WHOLE][m] for m in STATE_MEASURES},
         }
         means = {name: np.asarray(values.mean(axis=0)) for name, values in columns.items()}
-        for measure, label in OF_ATTENTION.items():
+        for measure, label in ATTENTION_LABELS.items():
             means[label] = np.insert(self.mean_attention(measure).mean(axis=0), 0, np.nan)
         return means
 
@@ -155,7 +155,7 @@ class Checked(NamedTuple):
             "mean path length, by size": mean_lengths(self.length_laws)[BY_NORM],
             **{
                 f"{label}, mean": float(self.mean_attention(measure).mean())
-                for measure, label in OF_ATTENTION.items()
+                for measure, label in ATTENTION_LABELS.items()
             },
         }
 
@@ -194,8 +194,8 @@ class Checked(NamedTuple):
         uniform, first = uniform_attention(self.inputs.lengths, config.mask == "causal")
         equal = "with equal weights on all tokens"
         return references | {
-            f"{OF_ATTENTION['entropy']}, mean": f"{uniform:.3g} {equal}, 0 with one token",
-            f"{OF_ATTENTION['first_column']}, mean": f"{first:.3g} {equal}",
+            f"{ATTENTION_LABELS['entropy']}, mean": f"{uniform:.3g} {equal}, 0 with one token",
+            f"{ATTENTION_LABELS['first_column']}, mean": f"{first:.3g} {equal}",
         }
 
     def find_one_token_layers(self) -> dict[str, str]:

@@ -131,9 +131,9 @@ def record_replay(
     # transformers is quicker: its operations are compiled.
     run = min(runs, key=lambda i: (ROUNDING[forms[i].dtype], forms[i].backend != "torch"))
     folder, other = folders[run], recordings[1 - run]
-    own, opened = open_recording(recordings[run]), open_recording(other)
-    fits = own.shape == opened.shape and own.num_layers == opened.num_layers
-    if not fits or not np.array_equal(own.read_mask(), opened.read_mask()):
+    run_recording, opened = open_recording(recordings[run]), open_recording(other)
+    fits = run_recording.shape == opened.shape and run_recording.num_layers == opened.num_layers
+    if not fits or not np.array_equal(run_recording.read_mask(), opened.read_mask()):
         return None
     scratch = recordings[run].parent
     names = [scratch / f"{name}.safetensors" for name in ("replay", "still", *"01")]

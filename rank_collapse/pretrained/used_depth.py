@@ -53,7 +53,7 @@ PASSES = {
     "lens": LensPass(),
     "sums": LengthPass(),
 }
-OF_ATTENTION = ("first_column", "entropy")
+ATTENTION_MEASURES = ("first_column", "entropy")
 KL, OVERLAP = 0.1, 0.2  # of the largest, and of the five words: thresholds of Hu et al. 2025
 LOSS, SAME = 0.01, 0.99  # changes of the loss that count, share of next tokens: ours
 ANGLE = 0.1  # of π, at most between the ends of a block that is not used: ours
@@ -238,7 +238,7 @@ def depth_report(
         "loss_without": mean_losses(unembedding, outputs, ids, mask)[0],
         "loss_up_to": by_length["loss_up_to"],
         "same_up_to": by_length["same_up_to"],
-        **{name: measured["attention"][name].mean(axis=-1) for name in OF_ATTENTION},
+        **{name: measured["attention"][name].mean(axis=-1) for name in ATTENTION_MEASURES},
         "path_size": np.linalg.norm(path_sums, axis=(-2, -1)),
     }
     for index, name in enumerate(("lens", "frozen")):  # as `LensPass` stacks them

@@ -21,7 +21,7 @@ class Alarm(NamedTuple):
     layer: int | None  # From 0; None for a metric without layers
     seed: int | None  # Of an ensemble; None without
     spiked: bool = False  # Whether a residual ratio is mostly of one token, see `measures.Profile`
-    of_bulk: bool = (
+    uses_bulk: bool = (
         False  # Whether it is `bulk_ratio`, since a few tokens decide the residual ratio
     )
 
@@ -34,7 +34,7 @@ class Alarm(NamedTuple):
             side = "is not finite"
         text = f"step {self.step}: {self.metric} {self.value:.3g} {side}{where}"
         note = "of one token" if self.spiked else ""
-        note = "of all tokens but a few" if self.of_bulk else note
+        note = "of all tokens but a few" if self.uses_bulk else note
         meaning = ", ".join(filter(None, (meaning, note)))
         return f"{text} ({meaning})" if meaning else text
 

@@ -140,7 +140,7 @@ class Ensemble:
         """Pad leaves [s, ...] to the mesh and lay them out over it."""
         return seeds.shard_seeds(per_seed, self.mesh)
 
-    def of_models(self, fn: Callable[[Any, Any, Hyper, Any], Any]) -> Callable:
+    def map_models(self, fn: Callable[[Any, Any, Hyper, Any], Any]) -> Callable:
         """Map a function of one seed over all seeds.
 
         Args:

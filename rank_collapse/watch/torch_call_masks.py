@@ -48,14 +48,14 @@ class CallMasks:
         notes: Notes about metrics that are left out.
 
     Attributes:
-        own: Mask of the watch's own, which tokens exist, or None.
+        watch_mask: The mask of the watch, which says which tokens exist, or None.
     """
 
     def __init__(self, has_mask: bool, notes: Notes):
         self._has_mask, self._notes = has_mask, notes
         self._streams: dict[str, str] = {}  # {name of a mask: the stream that obeys it}
         self._crossed: dict[str, Crossed] = {}  # {name of a mask that attention reads past: ...}
-        self.own: Any = None
+        self.watch_mask: Any = None
 
     def find(
         self,
@@ -82,8 +82,8 @@ class CallMasks:
         """
         shape = tokens.index.shape
         if self._has_mask:
-            is_one = isinstance(self.own, Tensor) and self.own.shape == shape
-            return (self.own.bool() if is_one else None), None
+            is_one = isinstance(self.watch_mask, Tensor) and self.watch_mask.shape == shape
+            return (self.watch_mask.bool() if is_one else None), None
         masks = [
             (name, *list_sides(name, mask))
             for name, mask in _list_masks(frames)

@@ -119,7 +119,9 @@ class Pass(TorchFunctionMode):
                 self._begin()
             self._is_measured = id(module) not in self._finished and self._is_measurable()
             if self._is_measured and self._mask is not None:
-                self.runs.masks.own = self._notes.attempt(None, "mask", self._mask, args, kwargs)
+                self.runs.masks.watch_mask = self._notes.attempt(
+                    None, "mask", self._mask, args, kwargs
+                )
         try:
             with self if is_outermost and self._is_measured else contextlib.nullcontext():
                 output = call(module, *args, **kwargs)

@@ -202,8 +202,8 @@ def test_the_last_state_after_the_final_norm(compare):
 def test_one_branch_alone_hides_no_fault_of_the_other(compare, name, post_norm):
     model, _ = draw_model(3, causal=True, post_norm=post_norm)
     alone = [
-        {key: run(model, *given)[key] for key in ("residual", name)}
-        for given in ((), ("bfloat16", None))
+        {key: run(model, *options)[key] for key in ("residual", name)}
+        for options in ((), ("bfloat16", None))
     ]
     assert compare(*alone).agree
     for kind, part in (("attention scaled", "attention"), ("MLP scaled", "mlp")):
@@ -278,8 +278,8 @@ def test_an_error_that_rounding_made_large_cannot_be_judged(compare):
 def make_alike(seed, spread):
     """Return branches of tokens that differ by a share of their size, of two layers."""
     rng = np.random.default_rng(seed)
-    common, own = rng.normal(size=(2, 1, 24)), rng.normal(size=(2, 12, 24))
-    return rng, (common + spread * own).astype("float32")
+    common, differences = rng.normal(size=(2, 1, 24)), rng.normal(size=(2, 12, 24))
+    return rng, (common + spread * differences).astype("float32")
 
 
 def compare_branches(compare, first, second):

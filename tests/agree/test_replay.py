@@ -24,7 +24,9 @@ def compare(tmp_path):
         write_recording(tmp_path / f"{name}.safetensors", arrays, metadata)
         return open_recording(tmp_path / f"{name}.safetensors")
 
-    def compare_model(model, dtype="bfloat16", fault=None, run_again=0, own=True, probed=True):
+    def compare_model(
+        model, dtype="bfloat16", fault=None, run_again=0, has_first=True, probed=True
+    ):
         pair = [run(model), run(model, dtype, None, fault)]
         other = pair[1]
         recordings = [write("a", pair[0]), write("b", other)]
@@ -33,7 +35,7 @@ def compare(tmp_path):
             write(f"noisy{k}", run(model, inputs=other, noise=NOISE, seed=k), noise=str(NOISE))
             for k in range(2)
         ]
-        if not own:
+        if not has_first:
             return compare_recordings(replay, recordings[1])
         chosen = Replay(run_again, replay, (replay, *noisy) if probed else ())
         if run_again:
@@ -74,8 +76,8 @@ def test_small_mistakes_are_found(compare, kind, size, part):
     for seed in (31, 33, 34):
         model, _ = draw_model(seed, post_norm=False)
         layer = model.depth // 2
-        for chosen in ({"run_again": 0}, {"run_again": 1}, {"own": False}):
-            if not chosen.get("own", True) and kind in ("noise", "bias"):
+        for chosen in ({"run_again": 0}, {"run_again": 1}, {"has_first": False}):
+            if not chosen.get("has_first", True) and kind in ("noise", "bias"):
                 continue  # without probes that is within what rounding may add
             answer = compare(model, fault=Fault(kind, layer, size), **chosen)
             assert answer.first == {"layer": layer, "part": part}
@@ -157,9 +159,9 @@ def test_layers_are_paired_with_what_noise_makes_of_each_branch(tmp_path, run_ag
         return arrays, open_recording(tmp_path / f"{name}.safetensors")
 
     pairs = [draw("a", 0), draw("b", 1)]
-    own = run_again  # the recordings of the replay lie as those of the run that it computes again
+    place = run_again  # the recordings of the replay lie as those of the run that it computes again
     replayed, *probed = (
-        draw(f"r{i}", own, **({"noise": str(noise)} if noise else {}))
+        draw(f"r{i}", place, **({"noise": str(noise)} if noise else {}))
         for i, noise in enumerate((0, 0, *noises))
     )
     replay = Replay(run_again, replayed[1], tuple(recording for _, recording in probed))

@@ -97,10 +97,10 @@ def list_modules(package):
     """Imports the modules of a package; of the two outermost, those that lie in them alone."""
     path, prefix = import_or_skip(package).__path__, f"{package}."
     if package in PACKAGES:
-        found = [m for m in pkgutil.iter_modules(path, prefix) if not m.ispkg]
+        entries = [m for m in pkgutil.iter_modules(path, prefix) if not m.ispkg]
     else:
-        found = pkgutil.walk_packages(path, prefix)
-    names = [module.name for module in found]
+        entries = pkgutil.walk_packages(path, prefix)
+    names = [module.name for module in entries]
     skipped = ("__main__", "experiments.experiments", "experiments.rank_collapse")
     for name in sorted(names):
         if not name.endswith(skipped):

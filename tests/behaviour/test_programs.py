@@ -133,7 +133,9 @@ def make_matrix_program(fn):
 
 
 # Names of factorisations and of top-k in programs for these platforms.
-KNOWN = re.compile(r"(cu|hip)(solver|blas)\w*_ffi|Eigh|Qr|ProductOfElementaryHouseholderReflectors")
+PLATFORM_CALLS = re.compile(
+    r"(cu|hip)(solver|blas)\w*_ffi|Eigh|Qr|ProductOfElementaryHouseholderReflectors"
+)
 
 
 def lower(fn, shapes, platforms):
@@ -149,7 +151,7 @@ def find_foreign(module):
     calls = set(re.findall(r"custom_call @(\w+)", module))
     wide = {line for line in module.splitlines() if re.search(r"\d+xf64", line)}
     constants = {line for line in wide if re.search(r"constant|convert.*f64>\) -> .*f32>", line)}
-    return {c for c in calls if not KNOWN.fullmatch(c)} | (wide - constants)
+    return {c for c in calls if not PLATFORM_CALLS.fullmatch(c)} | (wide - constants)
 
 
 @pytest.mark.parametrize("name", full_but(PROGRAMS, "apply", "train sort"))

@@ -101,8 +101,8 @@ def test_what_is_said_of_outputs_and_of_other_arrays(recordings, capsys):
 
 
 def test_every_remark_is_a_sentence():
-    of_outputs = {"share": 0.25, "change": 1e-9}
-    agreement = SimpleNamespace(remarks=("one is so", "two is 3"), outputs=of_outputs)
+    output_errors = {"share": 0.25, "change": 1e-9}
+    agreement = SimpleNamespace(remarks=("one is so", "two is 3"), outputs=output_errors)
     assert agree.describe(agreement) == [
         "One is so.", "Two is 3.", "Of the outputs: share: 0.25; change: 1e-09.",
     ]  # fmt: skip

@@ -75,8 +75,8 @@ def test_means_are_over_texts_by_layer_and_of_attention_over_heads():
     expected = {
         f"residual ratio, {name}": profile["residual_ratio"] for name, profile in profiles.items()
     }
-    expected |= {m.replace("_", " "): profiles[WHOLE][m] for m in checked.OF_STATES}
-    for name, label in checked.OF_ATTENTION.items():
+    expected |= {m.replace("_", " "): profiles[WHOLE][m] for m in checked.STATE_MEASURES}
+    for name, label in checked.ATTENTION_LABELS.items():
         expected[label] = np.concatenate(
             [np.full((TEXTS, 1), np.nan), report.attention[name].sum(axis=2) / HEADS], axis=1
         )
@@ -251,7 +251,7 @@ def test_a_table_has_every_number_once():
         for name, array in {**profile.measures, **profile.notes}.items():
             for text, layer in np.ndindex(array.shape):
                 expected[network, name, text, layer] = float(array[text, layer])
-    for name in checked.OF_ATTENTION:
+    for name in checked.ATTENTION_LABELS:
         for text, layer in np.ndindex(TEXTS, DEPTH):
             mean = report.attention[name][text, layer].mean()
             expected[WHOLE, f"attention_{name}", text, layer + 1] = mean
@@ -356,8 +356,8 @@ def test_curves_are_those_of_the_networks():
     entropies, columns = check.attention_figure(one).axes
     attention = {name: a.mean(axis=(0, 2)) for name, a in one.report.attention.items()}
     lines = [*entropies.get_lines(), *columns.get_lines()]
-    assert [line.get_label() for line in lines] == list(checked.OF_ATTENTION.values())
-    for line, name in zip(lines, checked.OF_ATTENTION, strict=True):
+    assert [line.get_label() for line in lines] == list(checked.ATTENTION_LABELS.values())
+    for line, name in zip(lines, checked.ATTENTION_LABELS, strict=True):
         assert_close(line.get_ydata(), attention[name])
         assert list(line.get_xdata()) == [1, 2, 3, 4]
     largest = one.report.attention["entropy"].mean(axis=2).max()

@@ -81,7 +81,7 @@ def test_what_depth_measures_and_writes(is_random, tmp_path, capsys, monkeypatch
         ["of layers", "2 layers", "a definition", "a paper"],
         ["of none", "none", "no number", "a paper"],
         ["of more", "3 layers", "most of it", "a paper"],
-        ["paths, loss", "1 heads on a path", "another", "a paper"],
+        ["paths, loss", "1 head on a path", "another", "a paper"],
     ]
     head, *rows = csv.reader(out.with_suffix(".csv").read_text().splitlines())
     assert head == ["weights", "layer", *layers]

@@ -123,11 +123,11 @@ def test_images_are_cut_into_patches(image_size, tmp_path):
     images = np.random.default_rng(1).normal(size=(3, 3, height, width))
     np.save(tmp_path / "x.npy", images)
     for flags, count in (((), 3), (("--num_texts=2",), 2)):
-        given = read(opened, f"--inputs={tmp_path / 'x.npy'}", *flags)
-        assert given.description == f"The first {count} of {tmp_path / 'x.npy'}."
-        assert given.x.shape == (count, height * width // 4, 12)
+        patches = read(opened, f"--inputs={tmp_path / 'x.npy'}", *flags)
+        assert patches.description == f"The first {count} of {tmp_path / 'x.npy'}."
+        assert patches.x.shape == (count, height * width // 4, 12)
         second = images[0, :, :2, 2:4].astype("float32")  # the patch to the right of the first
-        np.testing.assert_array_equal(np.sort(given.x[0, 1]), np.sort(second.ravel()))
+        np.testing.assert_array_equal(np.sort(patches.x[0, 1]), np.sort(second.ravel()))
     np.save(tmp_path / "y.npy", images[:, :, 1:])
     is_refused("are not", read, opened, f"--inputs={tmp_path / 'y.npy'}")
 
@@ -141,11 +141,11 @@ def test_features_are_read_in_both_orders(tmp_path):
     shapes = {"frames": array, "bins": array.swapaxes(1, 2), "short": array[:, :7]}
     for name, features in shapes.items():
         np.save(tmp_path / "x.npy", features)
-        given = read(opened, f"--inputs={tmp_path / 'x.npy'}")
-        np.testing.assert_array_equal(given.x, array[:, :7] if name == "short" else array)
-        assert given.mask is None and given.description.startswith("The first 2 of ")
+        spectrograms = read(opened, f"--inputs={tmp_path / 'x.npy'}")
+        np.testing.assert_array_equal(spectrograms.x, array[:, :7] if name == "short" else array)
+        assert spectrograms.mask is None and spectrograms.description.startswith("The first 2 of ")
         line = "They have 7 frames. In transformers this model accepts only 12 frames and pads"
-        assert (line in given.description) == (name == "short")
+        assert (line in spectrograms.description) == (name == "short")
     for wrong in (array[:, :7].swapaxes(1, 2), array[0], array[..., None]):
         np.save(tmp_path / "x.npy", wrong)
         is_refused(r"is not \[b, \*, 5\]", read, opened, f"--inputs={tmp_path / 'x.npy'}")
@@ -155,11 +155,11 @@ def test_features_are_read_in_both_orders(tmp_path):
 
 def test_ids_are_padded_and_described(tmp_path):
     opened = open_made_up(num_positions=8)
-    given = read(opened, "--ids=5,8,13", "--ids=7 6")
-    assert given.x.tolist() == [[5, 8, 13], [7, 6, 0]] and given.kind == "ids"
-    assert given.mask.tolist() == [[1, 1, 1], [1, 1, 0]]
-    assert given.description == "The ids of --ids." and given.lengths.tolist() == [3, 2]
-    assert given.counts == "2 texts of 2 to 3 tokens"
+    texts = read(opened, "--ids=5,8,13", "--ids=7 6")
+    assert texts.x.tolist() == [[5, 8, 13], [7, 6, 0]] and texts.kind == "ids"
+    assert texts.mask.tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert texts.description == "The ids of --ids." and texts.lengths.tolist() == [3, 2]
+    assert texts.counts == "2 texts of 2 to 3 tokens"
     cut = read(opened, "--ids=5,8,13", "--ids=7 6", "--ids=1,2", "--max_tokens=2", "--num_texts=2")
     assert cut.x.tolist() == [[5, 8], [7, 6]] and cut.counts == "2 texts of 2 tokens"
     first = "The ids of --ids, the first 2 of 3 texts"
@@ -204,9 +204,9 @@ def test_texts_of_a_drawn_checkpoint_have_a_vocabulary_of_their_own(tmp_path):
     assert shipped.description.startswith("The shipped English text, “")
     assert "…”, by a vocabulary of the texts" in shipped.description
     (tmp_path / "text.txt").write_text("one two three\n\nfour five six seven eight\n\nnine ten")
-    given = read(opened, f"--text={tmp_path / 'text.txt'}", "--num_texts=2")
+    texts = read(opened, f"--text={tmp_path / 'text.txt'}", "--num_texts=2")
     about = f"{tmp_path / 'text.txt'}, the first 2 of 3 texts, “one two three …”, by a vocabulary"
-    assert given.description.startswith(about) and len(given.x) == 2
+    assert texts.description.startswith(about) and len(texts.x) == 2
 
 
 def test_what_is_said_of_a_checkpoint_and_its_inputs():

@@ -180,7 +180,7 @@ def test_each_number_of_seeds_is_a_benchmark_of_those_that_train_seeds(monkeypat
     calls = []
 
     def make_stub(name):
-        return lambda options, **given: calls.append((name, options, given))
+        return lambda options, **settings: calls.append((name, options, settings))
 
     names = ["seeds", "train_sort", "collapse_sweep", "products"]
     monkeypatch.setattr(benchmark, "BENCHMARKS", {name: make_stub(name) for name in names})

@@ -84,10 +84,10 @@ def test_further_texts_are_measured_as_in_one_run(monkeypatch):
     monkeypatch.setattr(run_sinks.pretrained, "token_losses", token_losses)
     for weights in ("trained", "random"):  # no folder: both at random
         whole = run_sinks.measure_network(options, network, weights, 0)
-        rest = run_sinks.measure_network(options, network, weights, 1)
-        assert whole.keys() == rest.keys() and len({*whole["keys"].ravel()}) > 1
+        further_texts = run_sinks.measure_network(options, network, weights, 1)
+        assert whole.keys() == further_texts.keys() and len({*whole["keys"].ravel()}) > 1
         for name, values in whole.items():
-            np.testing.assert_array_equal(rest[name], values[1:], err_msg=name)
+            np.testing.assert_array_equal(further_texts[name], values[1:], err_msg=name)
         np.testing.assert_array_equal(whole["change"].any(axis=0), np.arange(16) == 2)
         assert whole["loss"].shape == (4,) and len({*whole["loss"]}) > 1
     key = jax.random.key(3)

@@ -222,11 +222,11 @@ def test_what_is_measured_of_the_texts_from_a_number_on(depth, lengths, monkeypa
     assert list(arrays) == ["residuals", "states", "paths"]
     assert all(values.tolist() == [1.0] for values in arrays.values())
     (_, residuals), (_, states), (_, paths) = calls
-    for given, inputs, *others in (residuals, states):
-        assert given is source and inputs["x"].tolist() == x[4:].tolist()
+    for source_argument, inputs, *others in (residuals, states):
+        assert source_argument is source and inputs["x"].tolist() == x[4:].tolist()
         assert inputs["mask"].shape == (2, 2) and others in ([3], [3, 2])
-    given, (inputs, mask_id, num_copies, start), measured, chunk = paths
-    assert given is source and inputs is network.inputs and measured == lengths
+    source_argument, (inputs, mask_id, num_copies, start), measured, chunk = paths
+    assert source_argument is source and inputs is network.inputs and measured == lengths
     assert (mask_id, num_copies, start, chunk) == (9, 5, 4, 3)
     calls.clear()
     monkeypatch.setattr(text_measures, "make_task", lambda *_: None)
@@ -259,8 +259,8 @@ def test_few_texts_have_random_weights_and_bounds_of_their_shortest_length(monke
     assert calls["random"] == ("settings", jax.random.key(11))
     drawn, few, chunk = calls["residuals"]
     assert (drawn, chunk) == ("drawn", 4) and few["x"].tolist() == x[:2].tolist()
-    given, ids, chunk = calls["bounds"]
-    assert given is source and ids.tolist() == x[:2, :3].tolist() and chunk == 4
+    source_argument, ids, chunk = calls["bounds"]
+    assert source_argument is source and ids.tolist() == x[:2, :3].tolist() and chunk == 4
     spectrograms = network._replace(inputs={"x": x, "mask": None})
     assert list(run_trained.measure_few(options, spectrograms)) == ["random/ratio"]
 

@@ -223,10 +223,10 @@ def test_a_row_with_a_nan_is_no_distribution(name):
     """The NaN is at a key that no sink looks at; rows that do not exist do not count."""
     p = BATCH[0, 0].copy()
     p[1, 2, 4] = np.nan
-    of_head = [1] if name != "sink_rate" else ...
+    nan_places = [1] if name != "sink_rate" else ...
     for fn in (rc.MEASURES[name], jax.jit(rc.MEASURES[name])):
         values = np.atleast_1d(fn(p))
-        assert np.isnan(values[of_head]).all() and np.isnan(values).sum() == 1
+        assert np.isnan(values[nan_places]).all() and np.isnan(values).sum() == 1
         assert np.isfinite(rc.MEASURES[name](p, mask=np.arange(N) != 2)).all()
 
 

@@ -91,11 +91,11 @@ MEASURES = {
 
 @pytest.mark.parametrize("name", MEASURES)
 def test_a_mask_of_each_shape_is_of_queries_of_an_example_or_of_a_head(name):
-    of_heads = np.array([[np.roll(row, h) for h in range(H)] for row in EXISTS])
+    head_masks = np.array([[np.roll(row, h) for h in range(H)] for row in EXISTS])
     for mask, rows in (
         (EXISTS[1], lambda b, h: EXISTS[1]),
         (EXISTS, lambda b, h: EXISTS[b]),
-        (of_heads, lambda b, h: of_heads[b, h]),
+        (head_masks, lambda b, h: head_masks[b, h]),
     ):
         expected = np.empty((B, H))
         for b, h in itertools.product(range(B), range(H)):

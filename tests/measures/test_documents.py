@@ -210,9 +210,9 @@ def test_traced_segments_in_jit_and_vmap():
 def test_the_gradient_of_traced_segments():
     x = jnp.asarray(X[0])
     gradient = jax.jit(jax.grad(lambda x: monitor_packed(x, IDS)["residual_ratio"]))(x)
-    of_singles = [jax.grad(rc.residual_ratio)(jnp.asarray(s)) / 4 for s in SINGLES]
+    gradients = [jax.grad(rc.residual_ratio)(jnp.asarray(s)) / 4 for s in SINGLES]
     expected = np.zeros_like(X[0])
-    expected[0, :3], expected[0, 3:5], expected[1, :4], expected[1, 4:] = of_singles
+    expected[0, :3], expected[0, 3:5], expected[1, :4], expected[1, 4:] = gradients
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
 
 

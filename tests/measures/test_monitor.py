@@ -82,13 +82,13 @@ def test_batches_are_means_of_examples_under_any_transformation():
         return jax.lax.scan(body, 0.0, x)[1]
 
     layers = scan_layers(x[1])
-    of_heads = [
+    entropies = [
         [rc.attention_entropy(x, mask=m) for x, m in zip(*batch, strict=True)]
         for batch in zip(p, mask, strict=True)
     ]
-    of_heads = np.mean(of_heads, axis=(0, 1))
-    assert scalars.pop("attention_entropy_least") == pytest.approx(of_heads.min(), rel=1e-5)
-    assert scalars.pop("attention_entropy_largest") == pytest.approx(of_heads.max(), rel=1e-5)
+    entropies = np.mean(entropies, axis=(0, 1))
+    assert scalars.pop("attention_entropy_least") == pytest.approx(entropies.min(), rel=1e-5)
+    assert scalars.pop("attention_entropy_largest") == pytest.approx(entropies.max(), rel=1e-5)
     pooled = np.where(mask[..., None], x, 0).sum(axis=-2) / mask.sum(axis=-1, keepdims=True)
     pooled = pooled.reshape(-1, D)
     for name in ("residual_ratio", "effective_rank"):

@@ -282,9 +282,9 @@ def test_gradients_at_collapsed_states_are_finite(measure):
     """Of equal tokens and of zeros."""
     both = jax.jit(lambda x: (jax.grad(measure)(x), jax.grad(residual_norm)(x)))
     for at in (1.0, 0.0):
-        gradient, of_residual = both(jnp.full((4, 3), at))
+        gradient, norm_gradient = both(jnp.full((4, 3), at))
         assert np.isfinite(gradient).all()
-        np.testing.assert_array_equal(of_residual, 0)
+        np.testing.assert_array_equal(norm_gradient, 0)
 
 
 @pytest.mark.parametrize("norm", ["frobenius", "composite"])

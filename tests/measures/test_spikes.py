@@ -82,8 +82,8 @@ def test_flags_are_set_where_one_token_decides(spike, way):
             assert high > 3 * low, name
     if way == "exclude":
         assert int(equal.left_out[0]) == int(independent.left_out[0]) == (spike > 0)
-        of_others = measure_tokens(0, True, "raw")
-        assert_close(equal["stable_rank"], of_others["stable_rank"], rtol=1e-12)
+        spikeless_profile = measure_tokens(0, True, "raw")
+        assert_close(equal["stable_rank"], spikeless_profile["stable_rank"], rtol=1e-12)
 
 
 def test_closed_forms_of_spikes():

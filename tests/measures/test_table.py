@@ -15,8 +15,8 @@ from rank_collapse.measures.table import COLLAPSE, check_measure_names
 from tests.support.closeness import near
 from tests.support.refusals import is_refused
 
-OF_ATTENTION = [name for name, measure in rc.MEASURES.items() if measure.needs == "attention"]
-OF_TOKENS = [name for name, measure in rc.MEASURES.items() if measure.needs == "tokens"]
+ATTENTION_MEASURES = [name for name, measure in rc.MEASURES.items() if measure.needs == "attention"]
+TOKEN_MEASURES = [name for name, measure in rc.MEASURES.items() if measure.needs == "tokens"]
 NEEDS = ("tokens", "attention", "scores")
 N, D = 6, 4
 X = np.random.default_rng(0).standard_normal((3, N, D)).astype(np.float32) + 0.3
@@ -122,11 +122,11 @@ def test_by_numpy_as_by_jax_and_nan_where_there_is_nothing():
     """Each measure alone, in jit, in a profile of concrete and of traced states."""
 
     def measure_each(x, mask):
-        return {name: rc.MEASURES[name](x, mask=mask) for name in OF_TOKENS}
+        return {name: rc.MEASURES[name](x, mask=mask) for name in TOKEN_MEASURES}
 
-    single = [n for n in OF_TOKENS if n != "token_cosine"]  # one token has no cosine
-    of_one = {n: rc.MEASURES[n](X[1, :1]) for n in single} | {"token_cosine": np.nan}
-    expected = {n: [rc.MEASURES[n](X[0, :4]), of_one[n], np.nan] for n in OF_TOKENS}
+    single = [n for n in TOKEN_MEASURES if n != "token_cosine"]  # one token has no cosine
+    one_token = {n: rc.MEASURES[n](X[1, :1]) for n in single} | {"token_cosine": np.nan}
+    expected = {n: [rc.MEASURES[n](X[0, :4]), one_token[n], np.nan] for n in TOKEN_MEASURES}
     for fn in (measure_each, jax.jit(measure_each)):
         results = [fn(x, row) for x, row in zip(X, ROWS, strict=True)]
         for name, want in expected.items():
@@ -134,16 +134,16 @@ def test_by_numpy_as_by_jax_and_nan_where_there_is_nothing():
             np.testing.assert_allclose(values, want, rtol=2e-5, atol=1e-6, err_msg=name)
 
     def make_profile(hidden, mask):
-        return rc.profile(hidden, measures=OF_TOKENS, mask=mask, batch_axis=1)
+        return rc.profile(hidden, measures=TOKEN_MEASURES, mask=mask, batch_axis=1)
 
     broken = X[None].copy()
     broken[0, 0, 1, 2] = np.nan
     for fn in (make_profile, jax.jit(make_profile)):
-        results, of_broken = fn(X[None], ROWS), fn(broken, ROWS)
+        results, broken_results = fn(X[None], ROWS), fn(broken, ROWS)
         for name, want in expected.items():
             want = [want[0], np.nan if name in NEEDS_TWO_TOKENS else want[1], want[2]]
             np.testing.assert_allclose(results[name][0], want, rtol=2e-5, atol=1e-6, err_msg=name)
-            assert np.isnan(of_broken[name][0, 0]), name
+            assert np.isnan(broken_results[name][0, 0]), name
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -186,7 +186,7 @@ def test_precision_is_that_of_the_widest():
 @functools.cache  # one program for all sizes
 def compile_measures():
     def measure(x):
-        return {name: rc.MEASURES[name](x) for name in OF_TOKENS}
+        return {name: rc.MEASURES[name](x) for name in TOKEN_MEASURES}
 
     return measure, jax.jit(measure), jax.jit(jax.jacrev(measure))
 
@@ -201,7 +201,7 @@ def test_no_size_of_tokens_over_or_underflows(size):
     for fn in (measure, compiled):
         near(fn(large), want, rtol=1e-6)
     ordinary, gradients = slopes(x), slopes(large)
-    for name in OF_TOKENS:
+    for name in TOKEN_MEASURES:
         assert np.isfinite(gradients[name]).all(), name
         if size < 1e31:  # else they are below the least number that XLA computes with
             scaled = gradients[name] * size
@@ -227,8 +227,8 @@ def test_another_number_of_tokens_compiles_nothing(caplog):
         x = X[0, :1].repeat(n, 0) + np.arange(n, dtype=np.float32)[:, None]
         for tokens in (x, jax.device_put(x)):
             rc.monitor(tokens, p[:, :n, :n] * 9 / n, mask=np.ones(n, int))
-            rc.profile([tokens, tokens], measures=OF_TOKENS, mask=np.ones(n, bool))
-            rc.profile([p[:, :n, :n] * 9 / n], measures=OF_ATTENTION, mask=np.ones(n))
+            rc.profile([tokens, tokens], measures=TOKEN_MEASURES, mask=np.ones(n, bool))
+            rc.profile([p[:, :n, :n] * 9 / n], measures=ATTENTION_MEASURES, mask=np.ones(n))
             rc.residual_ratio(tokens, norm="spectral")
 
     measure(5)

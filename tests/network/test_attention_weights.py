@@ -91,9 +91,9 @@ def test_a_local_layer_sees_near_keys_and_has_its_own_rotation():
     assert near.mask.tolist() == (np.tri(3) * (np.asarray(distance) <= 1)).astype(bool).tolist()
     np.testing.assert_array_equal(near.rotary[0], local[0])
     np.testing.assert_array_equal(context.for_layer(2**30).rotary[0], rotary[0])
-    of_heads = np.stack([np.tri(3, dtype=bool), np.eye(3, dtype=bool)])
-    near = context.replace(mask=jnp.asarray(of_heads)).for_layer(1)
-    np.testing.assert_array_equal(near.mask, of_heads & (np.asarray(distance) <= 1))
+    head_masks = np.stack([np.tri(3, dtype=bool), np.eye(3, dtype=bool)])
+    near = context.replace(mask=jnp.asarray(head_masks)).for_layer(1)
+    np.testing.assert_array_equal(near.mask, head_masks & (np.asarray(distance) <= 1))
     cos, sin = context.for_layer(None, False).rotary
     assert np.all(cos == 1) and np.all(sin == 0)
     assert jax.tree.structure(context.for_layer(None)) == jax.tree.structure(context)

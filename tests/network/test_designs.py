@@ -249,7 +249,7 @@ def test_a_design_is_its_equations(name):
 
 
 LEARNED = network(learned_branch_gain=0.5)
-OF_LEARNED = lambda config: rc.apply(*draw(LEARNED), config)  # noqa: E731
+APPLY_LEARNED = lambda config: rc.apply(*draw(LEARNED), config)  # noqa: E731
 
 
 @parametrize_refusals(
@@ -260,15 +260,15 @@ OF_LEARNED = lambda config: rc.apply(*draw(LEARNED), config)  # noqa: E731
             "design 'deepnorm' needs norm_placement='post', not 'pre'",
         ),
         (
-            lambda: OF_LEARNED(network()),
+            lambda: APPLY_LEARNED(network()),
             r"layers.\w+_gains.branch of shape \(3,\) has no place in the config",
         ),
         (
-            lambda: OF_LEARNED(LEARNED.replace(learned_per_feature=True)),
+            lambda: APPLY_LEARNED(LEARNED.replace(learned_per_feature=True)),
             r"gains.branch is of shape \(3,\); .*\(3, 8\)",
         ),
         (
-            lambda: OF_LEARNED(LEARNED.replace(learned_skip_gain=1.0)),
+            lambda: APPLY_LEARNED(LEARNED.replace(learned_skip_gain=1.0)),
             r"layers.\w+_gains.skip is missing",
         ),
         (lambda: layer_gains(LEARNED, jnp.float32), r"learned_branch_gain is set: .* parameters"),

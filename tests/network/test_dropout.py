@@ -70,8 +70,10 @@ def test_words_of_a_part_do_not_depend_on_how_many_parts_there_are():
     np.testing.assert_array_equal(dropout.dropout_branches(trunk, 3), branches[:3])
     np.testing.assert_array_equal(dropout.dropout_branches(jax.random.key(3), 3), branches[:3])
     assert len(np.unique(branches, axis=0)) == 40
-    of_key, of_words = (dropout.dropout(k, jnp.ones(9), 0.5) for k in (jax.random.key(3), trunk))
-    np.testing.assert_array_equal(of_key, of_words)
+    from_key, from_words = (
+        dropout.dropout(k, jnp.ones(9), 0.5) for k in (jax.random.key(3), trunk)
+    )
+    np.testing.assert_array_equal(from_key, from_words)
     by_word = (branches.ravel() >> 8) < 2**23  # as the entries of a rate of a half
     dropped = np.asarray(dropout.dropout(trunk, jnp.ones(80), 0.5)) == 0
     assert 0.2 < np.mean(by_word != dropped) < 0.8

@@ -123,8 +123,8 @@ def test_what_an_embedding_has_unless_it_is_given():
     config = rc.EmbeddingConfig(vocab_size=3)
     assert (config.d_embed, config.norm, config.norm_eps, config.scale) == (64, True, 1e-12, 1)
     assert (config.positions, config.projection, config.num_segments) == ("none", "none", 0)
-    rest = config.class_token, config.num_registers, config.place_registers, config.hidden_layer
-    assert not any((*rest, config.convolutions, config.d_input, config.num_positions))
+    switches = config.class_token, config.num_registers, config.place_registers, config.hidden_layer
+    assert not any((*switches, config.convolutions, config.d_input, config.num_positions))
 
 
 def test_no_two_tables_of_an_embedding_are_drawn_alike():

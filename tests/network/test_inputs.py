@@ -119,8 +119,8 @@ def test_lists_of_examples_are_padded_with_zeros_and_a_mask_says_which_tokens_ex
         "mask": [[True] * 3, [True, False, False]],
     }
     assert as_batch({"x": tuple(ids)})["mask"].tolist() == batch["mask"].tolist()
-    given = as_batch({"x": ids, "mask": [[True, False, True], [True]]})
-    assert given["mask"].tolist() == [[True, False, True], [True, False, False]]
+    masked = as_batch({"x": ids, "mask": [[True, False, True], [True]]})
+    assert masked["mask"].tolist() == [[True, False, True], [True, False, False]]
     states = as_batch({"x": [np.ones((2, 3)), np.ones((1, 3))]})["x"]
     assert states.shape == (2, 2, 3) and states[1, 1].tolist() == [0, 0, 0]
     assert as_batch({"x": [[1, 2], [3, 4]]}).keys() == {"x"} and batch_size({"x": X}) == N

@@ -64,19 +64,19 @@ def test_a_gain_of_another_shape_is_refused(arguments, message):
 def test_learned_gains_multiply_given_ones_layer_by_layer_and_feature_by_feature():
     """Whichever of the two has features; a sublayer without learned gains does not matter."""
     learned = np.float32([2.0, 3.0, 5.0])
-    for given, is_by_feature in ((FEATURES, False), (ALPHA, True), (FEATURES, True), (0.5, False)):
-        fields = {"skip_gain": given, "branch_gain": 2 * given, "learned_skip_gain": learned}
+    for value, is_by_feature in ((FEATURES, False), (ALPHA, True), (FEATURES, True), (0.5, False)):
+        fields = {"skip_gain": value, "branch_gain": 2 * value, "learned_skip_gain": learned}
         config, params, _ = make_network(learned_per_feature=is_by_feature, **fields)
         gain = np.asarray(params.layers.mlp_gains.skip, np.float64)
         assert gain.shape == ((L, D) if is_by_feature else (L,))
         gains = layer_gains(config, jnp.float32, params)
-        full = [np.asarray(a) if np.ndim(a) == 2 else np.full(L, a)[:, None] for a in (given, gain)]
+        full = [np.asarray(a) if np.ndim(a) == 2 else np.full(L, a)[:, None] for a in (value, gain)]
         expected = np.prod(np.broadcast_arrays(*full), axis=0)
         shape = gains.skip.mlp.shape
-        assert shape == ((L, D) if is_by_feature or given is FEATURES else (L,))
+        assert shape == ((L, D) if is_by_feature or value is FEATURES else (L,))
         assert_close(gains.skip.mlp.reshape(L, -1), expected, rtol=1e-6)
         np.testing.assert_allclose(
-            gains.branch.mlp, np.full(L, 2 * given) if np.ndim(given) < 2 else 2 * given, rtol=1e-6
+            gains.branch.mlp, np.full(L, 2 * value) if np.ndim(value) < 2 else 2 * value, rtol=1e-6
         )
         message = "learned_skip_gain is set: its gains are in the parameters"
         is_refused(message, layer_gains, config, jnp.float32)

@@ -79,8 +79,8 @@ def test_a_batch_is_each_example_with_its_masks_and_the_edits_of_all():
     batch = rc.network.apply_batch(params, x, config, memory=memory, bias=None, **masks, **common)
     assert batch.kept["q"].shape == (2, 2, 3, N, 4)
     for i in range(2):
-        own = {name: mask[i] for name, mask in masks.items()}
-        single = rc.apply(params, x[i], config, memory=memory[i], **own, **common)
+        example_masks = {name: mask[i] for name, mask in masks.items()}
+        single = rc.apply(params, x[i], config, memory=memory[i], **example_masks, **common)
         assert_close(batch.hidden[:, i], single.hidden, atol=1e-5)
         assert_close(batch.output[i], single.output, atol=1e-5)
         for name, values in single.kept.items():
@@ -142,25 +142,25 @@ def test_explicit_masks_join_the_config_and_a_bias_of_scores_reaches_every_layer
     bias = jnp.zeros((3, N, N)).at[:, :, 2].set(-1e9)
     with_bias = rc.apply(params, x, config, bias=bias)
     assert np.max(with_bias.attention[..., 2]) == 0.0
-    of_all_heads = rc.apply(params, x, config, bias=bias[0])
-    np.testing.assert_allclose(of_all_heads.output, with_bias.output, rtol=1e-6)
+    with_shared_bias = rc.apply(params, x, config, bias=bias[0])
+    np.testing.assert_allclose(with_shared_bias.output, with_bias.output, rtol=1e-6)
 
 
 def test_masks_of_a_memory_are_of_keys_of_pairs_or_of_heads():
     """In one layer, a token's output is that under its own row of the mask."""
     config = rc.transformer(1, 2, D, cross_attention=True, mask="causal")
     params, x, memory = draws.parameters(config), draws.tokens(N, D), draws.tokens(4, D, seed=3)
-    of_heads = np.random.default_rng(0).random((2, N, 4)) < 0.6
-    of_heads[..., 1] = True
+    head_masks = np.random.default_rng(0).random((2, N, 4)) < 0.6
+    head_masks[..., 1] = True
     run = jax.jit(lambda mask: rc.apply(params, x, config, memory=memory, memory_mask=mask))
-    by_head = run(of_heads).layers.cross_attention[0]
+    by_head = run(head_masks).layers.cross_attention[0]
     for h in range(2):
-        trace = run(of_heads[h])
+        trace = run(head_masks[h])
         weights = trace.layers.cross_attention[0]
-        assert np.all(np.asarray(weights)[:, ~of_heads[h]] == 0)
+        assert np.all(np.asarray(weights)[:, ~head_masks[h]] == 0)
         np.testing.assert_allclose(by_head[h], weights[h], rtol=1e-6)
         for i in range(N):
-            row = run(of_heads[h, i])
+            row = run(head_masks[h, i])
             assert_close(row.output[i], trace.output[i], rtol=1e-5, atol=1e-6)
 
 

@@ -36,12 +36,12 @@ def make_point(norm="none", weight_scale=1.0, skip_gain=1.0, swept=None, **varia
     return {(norm, weight_scale, skip_gain): dataset}
 
 
-def make_gains(*gains, rest=(-2.0, -3.0)):
+def make_gains(*gains, residuals=(-2.0, -3.0)):
     """Makes the points of gains of the skips, each with another last residual of skips."""
     points = {}
     for gain in gains:
         variants = {"san": make_variant([-9.0, -9.1, -9.2])}
-        variants["san_skip"] = make_variant([rest[gain == 1]] * 3)
+        variants["san_skip"] = make_variant([residuals[gain == 1]] * 3)
         points |= make_point("post", 0.5, gain, **variants)
     return points
 

@@ -74,6 +74,24 @@ def test_a_factor_of_a_skip_is_no_part_of_the_state(tmp_path, name):
     check(path, states, *branches)
 
 
+def test_a_scaled_skip_that_is_rounded_is_no_part_of_the_state(tmp_path):
+    """Each state is that before the factor, also where the product is cast to another dtype."""
+    states = [X]
+    for _ in range(3):
+        states.append(states[-1] / 2 + np.tanh(states[-1]))
+
+    def model(x):
+        for _ in range(3):
+            with jax.named_scope("att"):
+                branch = jnp.tanh(x)
+            x = (x / 2).astype(jnp.bfloat16).astype(x.dtype) + branch
+        return x
+
+    rc.record_function(model, X, tmp_path / "a.npz", branches="att")
+    recorded = np.load(tmp_path / "a.npz")["residual"]
+    assert_close(recorded, np.stack(states).reshape(recorded.shape), atol=0.02)
+
+
 def reversed_model(x):
     """The last weights first; each step returns its state as well, and the first state is read."""
 

@@ -167,11 +167,11 @@ def test_the_mask_of_the_other_run_is_its_own(replay, tmp_path):
 )
 def test_a_choice_by_the_states_is_refused_where_it_changes(replay, instead, message):
     """Fewer branches than on the function's own stream, or more."""
-    own, others = (compute_layer(WEIGHTS[0], x)[0].sum() for x in (X, OTHER))
+    own_sum, other_sum = (compute_layer(WEIGHTS[0], x)[0].sum() for x in (X, OTHER))
 
     def model(x):
         x, _, _ = compute_layer(WEIGHTS[0], x)
-        is_own = jnp.abs(x.sum() - own) < jnp.abs(x.sum() - others)
+        is_own = jnp.abs(x.sum() - own_sum) < jnp.abs(x.sum() - other_sum)
         x = jax.lax.cond(is_own, lambda x: compute_layer(WEIGHTS[1], x)[0], instead, x)
         return norm(compute_layer(WEIGHTS[2], x)[0])
 

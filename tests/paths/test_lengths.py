@@ -60,8 +60,8 @@ def test_rollout_by_length_is_the_sum_over_all_choices_of_layers():
     assert_close(terms[..., -1, :].sum(-1), rc.path_length_law(SHARES), rtol=1e-13)
     one_share = rc.rollout(weights, 0.3, by_length=True)
     assert_close(one_share, rc.rollout(weights, np.full(4, 0.3), by_length=True))
-    of_means = rc.rollout(weights.mean(axis=1), SHARES)
-    assert_close(of_means, expected.sum(axis=0), atol=1e-15)
+    mean_rollout = rc.rollout(weights.mean(axis=1), SHARES)
+    assert_close(mean_rollout, expected.sum(axis=0), atol=1e-15)
     half = np.linalg.multi_dot([(np.eye(5) + a.mean(axis=0)) / 2 for a in weights[::-1]])
     assert_close(rc.rollout(weights), half, atol=1e-15)
 

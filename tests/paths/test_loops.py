@@ -49,8 +49,8 @@ def test_every_loop_is_the_network_of_so_many(placement):
         assert_close(report.transverse, growth.reshape(LOOPS, ROWS).sum(1))
         # a mask and a bias that leave a causal mask reach all parts of the report
         inputs = {"mask": np.tri(5, k=1, dtype=bool), "bias": np.where(np.tri(5), 0, -1e9)}
-        of_inputs = report_in_one_program(params, x, config.replace(mask="none"), **inputs)
-        for name, value in of_inputs._asdict().items():
+        masked_report = report_in_one_program(params, x, config.replace(mask="none"), **inputs)
+        for name, value in masked_report._asdict().items():
             assert_close(value, getattr(report, name), rtol=1e-9, err_msg=name)
 
 

@@ -94,8 +94,8 @@ def test_a_dynamic_scaling_begins_at_all_positions_whatever_a_model_was_trained_
     assert fields["rotary_scaling"] == (2.0, 64.0)
     llama = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
     assert rotary_fields(llama, settings, 8)["rotary_scaling"][3] == 16.0
-    own = llama | {"original_max_position_embeddings": 32}  # the family's comes before it
-    assert rotary_fields(own, settings, 8)["rotary_scaling"][3] == 16.0
+    entry = llama | {"original_max_position_embeddings": 32}  # the family's comes before it
+    assert rotary_fields(entry, settings, 8)["rotary_scaling"][3] == 16.0
 
 
 @pytest.mark.parametrize(
@@ -183,13 +183,13 @@ def test_positions_reach_as_far_as_the_scaling():
 
 def test_layers_with_a_window_have_a_base_without_scaling():
     assert local_theta(SETTINGS | NONE, 500.0) == 500
-    own = {"rope_parameters": {"sliding_attention": {"rope_theta": 700.0}}}
-    assert local_theta(SETTINGS | NONE | own, 500.0) == 700
+    local = {"rope_parameters": {"sliding_attention": {"rope_theta": 700.0}}}
+    assert local_theta(SETTINGS | NONE | local, 500.0) == 700
     scaled = {"rope_scaling": {"type": "linear", "factor": 4.0}}  # of the layers without a window
-    assert local_theta(SETTINGS | own | scaled, 500.0) == 700
-    own["rope_parameters"]["sliding_attention"]["rope_type"] = "yarn"
+    assert local_theta(SETTINGS | local | scaled, 500.0) == 700
+    local["rope_parameters"]["sliding_attention"]["rope_type"] = "yarn"
     message = "sliding_attention.rope_type='yarn' of a llama model is not supported"
-    is_refused(message, local_theta, SETTINGS | NONE | own, 500.0)
+    is_refused(message, local_theta, SETTINGS | NONE | local, 500.0)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ UNREAD = (
     "output_router",
 )
 
-OF_OTHERS = {"whisper": ("decoder_", "vocab_size", "max_target"), "cohere2": ("head_dim",)}
+FAMILY_WORDS = {"whisper": ("decoder_", "vocab_size", "max_target"), "cohere2": ("head_dim",)}
 
 # Entries that only files of earlier versions have.
 EARLIER = {
@@ -101,7 +101,7 @@ def test_entries_are_those_of_transformers_and_absent_ones_its_defaults(name):
         expected = transformers.AutoConfig.for_model(name).to_dict()
         common = transformers.PreTrainedConfig().to_dict().keys()
     read = pretrained.FAMILIES[name].entries.keys()
-    words = UNREAD + OF_OTHERS.get(name, ())
+    words = UNREAD + FAMILY_WORDS.get(name, ())
     unread = {e for e in expected.keys() - common - read if not any(w in e for w in words)}
     assert not unread and not read - expected.keys() - EARLIER
     # None stands for what follows from other entries.

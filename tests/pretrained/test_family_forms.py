@@ -62,20 +62,22 @@ UNREAD += r"^shared\.weight|^head\.(norm|dense)|^decoder\.(weight|bias)"
 def test_every_tensor_of_a_model_is_read(name, monkeypatch):
     """Biases, gates and norms of every form; what is left unread are heads and poolers."""
     model = architectures.build((architectures.CASES | architectures.FORMS)[name])
-    find, found = CheckpointWeights._find_tensor, set()
+    find, names = CheckpointWeights._find_tensor, set()
 
     def record(self, *arguments):
         stored = find(self, *arguments)
-        found.add(stored)
+        names.add(stored)
         return stored
 
     monkeypatch.setattr(CheckpointWeights, "_find_tensor", record)
     family = model.config.model_type
     for part in pretrained.FAMILIES[family].parts or (None,):
         pretrained.load(model, part=part)
-    head = pretrained.open_checkpoint(model).unembedding
+    opened = pretrained.open_checkpoint(model)
+    head = opened.unembedding
+    assert opened.is_causal_lm == (head is not None)
     unread = r"decoder\.|^proj_out" if family == "whisper" else UNREAD
-    assert [n for n in model.state_dict().keys() - found if not re.search(unread, n)] == []
+    assert [n for n in model.state_dict().keys() - names if not re.search(unread, n)] == []
     if head is not None:
         assert (head.bias is None) == (family not in ("gptj", "phi"))
 

@@ -60,9 +60,9 @@ def test_losses_and_tokens_are_those_of_transformers(name, tmp_path):
     states = head.read(np.stack([outputs["output"], outputs["longest"]], axis=1))
     loss, share = pretrained.token_losses(head.unembedding, states, targets, chosen)
     for b in range(2):
-        of_text = nats[b][chosen[b]].mean(), right[b][chosen[b]].mean()
+        text_means = nats[b][chosen[b]].mean(), right[b][chosen[b]].mean()
         for s in range(2):  # the whole network, and all of its paths with attention recomputed
-            np.testing.assert_allclose((loss[b, s], share[b, s]), of_text, rtol=2e-5)
+            np.testing.assert_allclose((loss[b, s], share[b, s]), text_means, rtol=2e-5)
     assert 0 < right[chosen].mean() < 1
     config, params = pretrained.load(tmp_path)
     for k, streamed in (0, outputs["short"]), (depth, outputs["longest"]):

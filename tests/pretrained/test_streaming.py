@@ -178,8 +178,8 @@ def test_texts_of_different_lengths_are_filled_up_and_masked():
     for i, (text, segment) in enumerate(zip(texts, segments, strict=True)):
         inputs = {"x": np.array([text]), "segments": np.array([segment])}
         expected = over_batch(profile_in_memory, params, config, inputs, measures=MEASURES)
-        of_text = jax.tree.map(lambda a, i=i: a[i : i + 1], streamed[""]["profile"])
-        near(of_text, expected, rtol=1e-4)
+        text_profile = jax.tree.map(lambda a, i=i: a[i : i + 1], streamed[""]["profile"])
+        near(text_profile, expected, rtol=1e-4)
     masked = {"x": texts, "mask": np.arange(5) < np.array([[5], [2], [2]])}
     streamed = pretrained.stream(source, masked, {"": Group(passes)})[""]["profile"]
     shorter = pretrained.stream(source, {"x": [*texts[:2], texts[2][:2]]}, {"": Group(passes)})
@@ -213,12 +213,12 @@ def test_an_ablation_is_the_one_published_for_the_family(family):
     params = draws.parameters(config, bias_scale=0.0)
     inputs = {"x": np.random.default_rng(0).normal(size=(1, 3, 4)).astype(np.float32)}
     profile = (("profile", ProfilePass(MEASURES)),)
-    of_family = config.replace(family=family, skip_gain=0.7)
+    family_config = config.replace(family=family, skip_gain=0.7)
     variants = surgery.list_ablations(family)
     groups = {"/".join(variant): Group(profile, AblationSpec(*variant)) for variant in variants}
-    streamed = pretrained.stream(InMemory(params, of_family), inputs, groups)
+    streamed = pretrained.stream(InMemory(params, family_config), inputs, groups)
     for name, reading in variants:  # several of them share a program
-        cut_config, cut = surgery.ablate(of_family, params, name, reading)
+        cut_config, cut = surgery.ablate(family_config, params, name, reading)
         with jax.disable_jit():  # few operations, which all variants share
             single = profile_in_memory(cut, inputs["x"][0], cut_config, measures=MEASURES)
         expected = jax.tree.map(lambda a: a[None], single)

@@ -143,9 +143,9 @@ def test_a_frozen_lens_divides_by_the_last_state(depth_case):
     centred = states - (states.mean(-1, keepdim=True) if hasattr(by_hand.norm, "bias") else 0)
     last = centred[:, -1:]
     size = torch.sqrt(last.square().mean(-1, keepdim=True) + 1e-6)
-    of_last = by_hand.norm(states)[:, -1:]
+    normed_last = by_hand.norm(states)[:, -1:]
     bias = getattr(by_hand.norm, "bias", 0)
-    gain = torch.where(last.abs() > 1e-3, (of_last - bias) * size / last, torch.nan)
+    gain = torch.where(last.abs() > 1e-3, (normed_last - bias) * size / last, torch.nan)
     gain = gain.nanmean(dim=(0, 1, 2))  # the norm's own, whatever the family calls it
     z = by_hand.model.lm_head(centred / size * gain + bias)
     cap = getattr(by_hand.model.config, "final_logit_softcapping", None)
@@ -214,9 +214,9 @@ def test_padded_texts_are_measured_over_the_tokens_that_exist(monkeypatch):
         )
         return {"": measured | {"removal": dict(outputs)}}
 
-    of_lengths = {n: rng.uniform(1, 2, (b, depth + 1)) for n in ("loss_up_to", "same_up_to")}
+    length_measures = {n: rng.uniform(1, 2, (b, depth + 1)) for n in ("loss_up_to", "same_up_to")}
     monkeypatch.setattr(used_depth, "stream", stream)
-    note("losses_by_length", lambda *_: of_lengths | {"loss": np.ones(b)})
+    note("losses_by_length", lambda *_: length_measures | {"loss": np.ones(b)})
     note("mean_losses", lambda *_: (np.full((b, depth), 2.0), np.full((b, depth), 3.0)))
     kl = np.arange(3.0) * np.ones((b, 1))
     note("lens_measures", lambda _, states, *__: {"kl": kl + states[0, 0, 0, 0], "overlap": kl})

@@ -104,9 +104,9 @@ def test_tokens_that_are_equal_but_for_a_few_are_an_alarm():
         "bulk_ratio": 1.0,
     }
     (alarm,) = find_alarms([part], COLLAPSE)
-    assert alarm.of_bulk and alarm.metric == "encoder.residual_ratio"
+    assert alarm.uses_bulk and alarm.metric == "encoder.residual_ratio"
     (alarm,) = find_alarms([{"step": 4, "residual_ratio": 0.001, "bulk_ratio": 0.0009}], COLLAPSE)
-    assert not alarm.of_bulk and alarm.value == 0.001
+    assert not alarm.uses_bulk and alarm.value == 0.001
 
 
 @pytest.mark.parametrize(("ratio", "bulk"), [(0.5, [0.001]), ([0.5, 0.4, 0.3], [0.001, 0.001])])

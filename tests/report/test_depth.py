@@ -11,9 +11,9 @@ LAW = np.array([[0.2, 0.5, 0.3], [0.4, 0.3, 0.3]])
 
 def test_a_depth_report_has_a_panel_each_the_last_layer_at_the_right():
     depth, rng = 2, np.random.default_rng(0)
-    of_states = {"residual_ratio", "spike_share", "loss_up_to", "lens_kl", "frozen_kl"}
+    state_measures = {"residual_ratio", "spike_share", "loss_up_to", "lens_kl", "frozen_kl"}
     names = {name for curves, _, _ in PANELS.values() for name in curves} - {"mlp_cosine"}
-    measures = {n: rng.uniform(0.1, 1, (3, depth + (n in of_states))) for n in names}
+    measures = {n: rng.uniform(0.1, 1, (3, depth + (n in state_measures))) for n in names}
     later = np.zeros((3, depth, depth))
     later[:, 0, 1] = 1, 2, 6
     fig = depth_figure(measures | {"later": later}, {"norms": LAW}, 2)
@@ -24,7 +24,7 @@ def test_a_depth_report_has_a_panel_each_the_last_layer_at_the_right():
         assert ax.get_yscale() == ("log" if logarithmic else "linear")
         for line, name in zip(ax.lines, shown, strict=True):
             assert line.get_label() == curves[name]
-            first = 0 if name in of_states else 1
+            first = 0 if name in state_measures else 1
             np.testing.assert_array_equal(line.get_xdata(), range(first, depth + 1))
             assert_close(line.get_ydata(), measures[name].mean(axis=0))
     assert axes["loss"].get_xlabel() == "layer, or path length k"

@@ -41,23 +41,23 @@ def network(powers, noise=0.0, like=np.asarray):
 
 
 STILL = dict.fromkeys(("stream", "change", "branch", "logits", "query_gradient"), (0.0, 0.0))
-KNOWN = STILL | {"stream": (0.5, 0.0), "logits": (1.0, -0.5), "branch": (-1.0, 0.0)}
-KNOWN |= {"change": (0.25, 0.0), "query_gradient": (-2.0, 0.0)}
+POWERS = STILL | {"stream": (0.5, 0.0), "logits": (1.0, -0.5), "branch": (-1.0, 0.0)}
+POWERS |= {"change": (0.25, 0.0), "query_gradient": (-2.0, 0.0)}
 
 
 @pytest.mark.parametrize("framework", ["numpy", "jax.numpy", "torch"])
 def test_known_powers_are_found(framework):
-    build = network(KNOWN, like=pytest.importorskip(framework).asarray)
+    build = network(POWERS, like=pytest.importorskip(framework).asarray)
     check = rc.coord_check(build, DEPTHS, steps=1)
     slopes = {slope.quantity: slope for slope in check.slopes()}
     for name in ("stream", "logits", "branch", "query_gradient"):
-        assert slopes[name].slope == pytest.approx(KNOWN[name][0], abs=1e-5)
+        assert slopes[name].slope == pytest.approx(POWERS[name][0], abs=1e-5)
     assert slopes["residual_ratio"].slope == pytest.approx(0, abs=1e-5)
     assert "change" not in slopes  # a first step has none
 
 
 def test_slopes_have_intervals_over_seeds():
-    check = rc.coord_check(network(KNOWN, noise=0.01), DEPTHS, WIDTHS, steps=2, seeds=4)
+    check = rc.coord_check(network(POWERS, noise=0.01), DEPTHS, WIDTHS, steps=2, seeds=4)
     by_quantity = {(slope.quantity, slope.over): slope for slope in check.slopes(0)}
     noisy = (
         slope for slope in by_quantity.values() if slope.quantity in ("stream", "logits", "branch")
@@ -76,13 +76,13 @@ def test_slopes_have_intervals_over_seeds():
     logs = np.log(check.values["logits"][..., 0]).mean(axis=1)
     slopes = np.polyfit(np.log(WIDTHS), logs, 1)[0]
     assert_close(by_quantity["logits", "width"].slope, slopes.mean(), rtol=1e-9)
-    (slope, *_) = rc.coord_check(network(KNOWN), DEPTHS, steps=1, seeds=1).slopes()
+    (slope, *_) = rc.coord_check(network(POWERS), DEPTHS, steps=1, seeds=1).slopes()
     assert (slope.low, slope.high) == (-np.inf, np.inf)
     # seeds that agree exactly decide
-    (slope, *_) = rc.coord_check(network(KNOWN), DEPTHS, steps=1, seeds=3).slopes()
+    (slope, *_) = rc.coord_check(network(POWERS), DEPTHS, steps=1, seeds=3).slopes()
     assert slope.low == slope.high == slope.slope == pytest.approx(0.5)
     assert f"{slope.slope:.2f} to {slope.slope:.2f}" in str(
-        rc.coord_check(network(KNOWN), DEPTHS, steps=1, seeds=3)
+        rc.coord_check(network(POWERS), DEPTHS, steps=1, seeds=3)
     )
 
 
@@ -110,11 +110,11 @@ def test_sizes_stand_in_the_order_in_which_they_are_given():
         return run_step
 
     check = rc.coord_check(build, (8, 4, 2), steps=2, seeds=1)
-    own = check.slopes()[-1]
-    assert own.reason == "not a positive number at depth 4" and np.isnan(own.ratio)
+    slope = check.slopes()[-1]
+    assert slope.reason == "not a positive number at depth 4" and np.isnan(slope.ratio)
     header, *rows = [line.split() for line in str(check).splitlines()[1:]]
     assert header[2:4] == ["L=8", "L=2"]
-    assert rows[-1] == ["own", "depth", "8", "2", "nan", *own.reason.split()]
+    assert rows[-1] == ["own", "depth", "8", "2", "nan", *slope.reason.split()]
     (stream,) = (one for one in check.slopes() if one.quantity == "stream")
     assert stream.slope == pytest.approx(1) and stream.ratio == pytest.approx(4)
     columns = rc.coord_check(build, (8, 4, 2), steps=2, seeds=1).columns()
@@ -134,7 +134,7 @@ def test_the_text_has_the_geometric_means_over_seeds():
 
 
 def test_change_is_between_steps():
-    check = rc.coord_check(network(KNOWN), DEPTHS, steps=3)
+    check = rc.coord_check(network(POWERS), DEPTHS, steps=3)
     (change,) = (one for one in check.slopes() if one.quantity == "change")
     assert change.slope == pytest.approx(0.25, abs=1e-6)
     assert np.isnan(check.values["change"][..., 0]).all()
@@ -183,12 +183,12 @@ def test_what_is_not_positive_has_no_slope():
 
 def test_the_table_and_the_figure_have_every_quantity():
     pytest.importorskip("pandas")
-    check = rc.coord_check(network(KNOWN, noise=0.01), DEPTHS, WIDTHS, steps=2)
+    check = rc.coord_check(network(POWERS, noise=0.01), DEPTHS, WIDTHS, steps=2)
     table = check.to_pandas()
     assert len(table) == len(WIDTHS) * len(DEPTHS) * 3 * 2
     chosen = table[(table.width == 16) & (table.depth == 8) & (table.seed == 1)].sort_values("step")
     np.testing.assert_array_equal(chosen.stream, check.values["stream"][1, 2, 1])
-    assert "width" not in rc.coord_check(network(KNOWN), DEPTHS, steps=1).columns()
+    assert "width" not in rc.coord_check(network(POWERS), DEPTHS, steps=1).columns()
     lines = str(check).splitlines()
     assert len(lines) == 2 + len(check.slopes())
     panels = check.figure().axes
@@ -199,7 +199,7 @@ def test_the_table_and_the_figure_have_every_quantity():
 
 
 def test_a_figure_has_the_geometric_means_at_the_first_and_the_last_step():
-    check = rc.coord_check(network(KNOWN, noise=0.3), DEPTHS, WIDTHS, steps=3)
+    check = rc.coord_check(network(POWERS, noise=0.3), DEPTHS, WIDTHS, steps=3)
     panels = {ax.get_ylabel(): ax for ax in check.figure().axes}
     assert list(panels)[:2] == ["mean |x_L|", "mean |logit|"]
     ax, means = panels["mean |logit|"], np.exp(np.log(check.values["logits"]).mean(axis=2))
@@ -217,13 +217,13 @@ def test_a_figure_has_the_geometric_means_at_the_first_and_the_last_step():
 
 
 def test_values_of_several_runs_are_split_by_their_label():
-    check = rc.coord_check(network(KNOWN), list(DEPTHS), list(WIDTHS), steps=1, seeds=1)
+    check = rc.coord_check(network(POWERS), list(DEPTHS), list(WIDTHS), steps=1, seeds=1)
     assert check.depths == DEPTHS and check.widths == WIDTHS
     split = check.by_width("AdamW")
     assert list(split) == ["AdamW d=4", "AdamW d=16"]
     for values, title in zip(check.values["logits"], split, strict=True):
         np.testing.assert_array_equal(split[title]["logits"], values)
-    alone = rc.coord_check(network(KNOWN), DEPTHS, steps=1, seeds=1)
+    alone = rc.coord_check(network(POWERS), DEPTHS, steps=1, seeds=1)
     assert list(alone.by_width("Lion")) == ["Lion"] and list(alone.by_width()) == [""]
 
 
@@ -246,14 +246,14 @@ def shrinking(depth, seed):
 
 @parametrize_refusals(
     [
-        (lambda: rc.coord_check(network(KNOWN), (2, 2)), r"depths=\(2, 2\)"),
-        (lambda: rc.coord_check(network(KNOWN), DEPTHS, (4,)), r"widths=\(4,\)"),
-        (lambda: rc.coord_check(network(KNOWN), (0, 2)), r"depths=0\.0 is not in"),
-        (lambda: rc.coord_check(network(KNOWN), DEPTHS, (4, -8)), r"widths=-8\.0 is not in"),
-        (lambda: rc.coord_check(network(KNOWN), DEPTHS, steps=0), "steps=0"),
-        (lambda: rc.coord_check(network(KNOWN), DEPTHS, seeds=1.5), r"seeds=1\.5"),
-        (lambda: rc.coord_check(network(KNOWN), DEPTHS, steps="3"), "steps='3'"),
-        (lambda: rc.coord_check(network(KNOWN), 8), "depths=8"),
+        (lambda: rc.coord_check(network(POWERS), (2, 2)), r"depths=\(2, 2\)"),
+        (lambda: rc.coord_check(network(POWERS), DEPTHS, (4,)), r"widths=\(4,\)"),
+        (lambda: rc.coord_check(network(POWERS), (0, 2)), r"depths=0\.0 is not in"),
+        (lambda: rc.coord_check(network(POWERS), DEPTHS, (4, -8)), r"widths=-8\.0 is not in"),
+        (lambda: rc.coord_check(network(POWERS), DEPTHS, steps=0), "steps=0"),
+        (lambda: rc.coord_check(network(POWERS), DEPTHS, seeds=1.5), r"seeds=1\.5"),
+        (lambda: rc.coord_check(network(POWERS), DEPTHS, steps="3"), "steps='3'"),
+        (lambda: rc.coord_check(network(POWERS), 8), "depths=8"),
         (lambda: rc.coord_check(None, DEPTHS), "build is a NoneType, not a function of the depth"),
         (lambda: rc.coord_check(lambda depth, seed: None, DEPTHS), "build returned a NoneType"),
         (lambda: rc.coord_check(one_step((STATES,)), DEPTHS), "a step returned a tuple"),

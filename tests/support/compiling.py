@@ -12,12 +12,12 @@ import os
 from importlib import metadata
 from pathlib import Path
 
-_KNOWN = metadata.version("jaxlib").startswith("0.10.")
+_IS_JAXLIB_0_10 = metadata.version("jaxlib").startswith("0.10.")
 _QUICK = {"xla_cpu_use_fusion_emitters": "false", "xla_cpu_parallel_codegen_split_count": "1"}
 # `compiler_options` that compile a program as users' programs are
-AS_USERS = {"xla_cpu_use_fusion_emitters": True} if _KNOWN else {}
+AS_USERS = {"xla_cpu_use_fusion_emitters": True} if _IS_JAXLIB_0_10 else {}
 
-if _KNOWN:  # this process and its children
+if _IS_JAXLIB_0_10:  # this process and its children
     flags = os.environ.get("XLA_FLAGS", "")
     added = (f"--{name}={value}" for name, value in _QUICK.items() if name not in flags)
     os.environ["XLA_FLAGS"] = " ".join([flags, *added]).strip()
@@ -31,7 +31,9 @@ if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] != "0":
     jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
-if _KNOWN:  # a context of MLIR takes as long as all else of a small program before it is compiled
+if (
+    _IS_JAXLIB_0_10
+):  # a context of MLIR takes as long as all else of a small program before it is compiled
     from jax._src.interpreters import mlir
 
     mlir.make_ir_context = functools.cache(mlir.make_ir_context)

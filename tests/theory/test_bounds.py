@@ -11,8 +11,8 @@ from tests.oracles.bound_reports import GAIN, make_report
 from tests.support.closeness import assert_close
 
 
-def test_the_lemmas_excess_is_written_out(of_heads, x64):
-    params, x, *_ = of_heads[3]
+def test_the_lemmas_excess_is_written_out(head_cases, x64):
+    params, x, *_ = head_cases[3]
     layer = jax.tree.map(lambda a: np.asarray(a[0]), params.layers.attention)
     x = np.asarray(x)
     tokens_apart, expected = x - x.mean(axis=0), []
@@ -32,9 +32,9 @@ def test_the_lemmas_excess_is_written_out(of_heads, x64):
 
 
 def test_of_one_head_both_forms_are_the_heads_bound_and_of_several_2_sqrt_2_above_the_means(
-    of_heads, x64
+    head_cases, x64
 ):
-    for heads, (*_, report) in of_heads.items():
+    for heads, (*_, report) in head_cases.items():
         if heads == 1:
             for sides in (report.layer, report.published_layer):
                 assert_close(sides.log10_rhs, report.head.log10_rhs[:, 0], rtol=1e-9)
@@ -45,8 +45,8 @@ def test_of_one_head_both_forms_are_the_heads_bound_and_of_several_2_sqrt_2_abov
         assert np.all(gain >= math.log10(2 * math.sqrt(2)) - 1e-12)
 
 
-def test_every_tightness_is_the_difference_of_its_sides(of_heads, x64):
-    *_, report = of_heads[3]
+def test_every_tightness_is_the_difference_of_its_sides(head_cases, x64):
+    *_, report = head_cases[3]
     names = ("head", "layer", "stack", "published_layer", "published_stack")
     for name in (*names, "mean_head", "mean_layer", "diameter_layer", "diameter"):
         sides = getattr(report, name)
@@ -56,9 +56,9 @@ def test_every_tightness_is_the_difference_of_its_sides(of_heads, x64):
             assert_close(tightness, difference, atol=1e-9, err_msg=name)
 
 
-def test_the_conditions_of_the_lemma_and_of_a_bound_that_falls(of_heads, x64):
+def test_the_conditions_of_the_lemma_and_of_a_bound_that_falls(head_cases, x64):
     """√c ‖res(X)‖ < 1, not c ‖res(X)‖ < 1, and max_i D_ii at most the root of e^x − 1 = 2x."""
-    params, x, config, _ = of_heads[1]
+    params, x, config, _ = head_cases[1]
     conditions = []
     for scale in (1, 2, 5):
         report = make_report(params, scale * x, config)
@@ -73,11 +73,11 @@ def test_the_conditions_of_the_lemma_and_of_a_bound_that_falls(of_heads, x64):
 
 
 def test_scores_that_are_not_divided_are_those_of_smaller_queries_and_padding_is_left_out(
-    of_heads, x64
+    head_cases, x64
 ):
     """W_Q/√k without 1/√k is the same network, with the same bounds; only γ has another scale.
     Tokens that a mask leaves out, the first among them, have no part in any of them."""
-    params, x, config, expected = of_heads[3]
+    params, x, config, expected = head_cases[3]
     smaller = {name: getattr(params.layers.attention, name) / 2 for name in ("w_q", "b_q")}
     undivided, mask = config.replace(scale_scores=False), np.array([0, 1, 1, 0, 1, 1, 1], bool)
     padded = np.full((7, 6), 9.0)

@@ -149,8 +149,8 @@ def test_what_a_trace_says_of_its_kernels():
     apart = np.linalg.norm(x - x.mean(axis=1, keepdims=True), axis=(1, 2))
     ratio = apart / np.linalg.norm(x, axis=(1, 2))
     np.testing.assert_allclose(trace.residual_ratio, ratio, rtol=1e-5)
-    own = np.diagonal(change, axis1=1, axis2=2)
-    expected = (own / np.square(x).mean(axis=-1)).mean(axis=1)
+    squares = np.diagonal(change, axis1=1, axis2=2)
+    expected = (squares / np.square(x).mean(axis=-1)).mean(axis=1)
     np.testing.assert_allclose(trace.output_change, expected, rtol=1e-5)
 
 

@@ -52,9 +52,9 @@ def test_rounding_is_a_unit_of_the_largest_value_times_the_heaviest_row(sees, dt
         unit = np.finfo(dtype).eps * np.abs(values[h]).max() * np.abs(w_o[h]).max()
         for i in np.flatnonzero(keep):
             uncertain = noise[h] * (q[h, i] + p[h, i] * large[h, i])
-            of_e = np.log(unit * sum(abs(rows[h, i]) + uncertain)) + 3 * log_scale + top[h]
-            of_other = np.log(unit * sum(other[h, i])) + log_scale + other_top[h]
-            largest = max(largest, of_e, of_other)
+            rounded_e = np.log(unit * sum(abs(rows[h, i]) + uncertain)) + 3 * log_scale + top[h]
+            rounded_other = np.log(unit * sum(other[h, i])) + log_scale + other_top[h]
+            largest = max(largest, rounded_e, rounded_other)
     assert computed.dtype == dtype
     assert_close(computed, largest, rtol=1e-5 if dtype == "float32" else 1e-12)
 

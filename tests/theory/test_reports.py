@@ -16,8 +16,8 @@ from tests.oracles.bound_reports import TEMPERATURE, make_report
 from tests.support.closeness import assert_close, near
 
 
-def test_the_report_of_a_log_is_that_of_its_network(of_heads, x64):
-    params, x, config, expected = of_heads[3]
+def test_the_report_of_a_log_is_that_of_its_network(head_cases, x64):
+    params, x, config, expected = head_cases[3]
     report = reports.report_of_log(params, x, config, log_trace(params, x, config))
     jax.tree.map(lambda a, b: assert_close(a, b, rtol=1e-9), report, expected)
 
@@ -186,9 +186,9 @@ def compare_by_hand(report, params, x, config):
     near(effects, expected, rtol=3e-6 if config.mlp == "tanh" else 1e-8)  # 1e-6 of the slope
 
 
-def test_the_report_is_the_formulas_written_out(of_heads, x64):
+def test_the_report_is_the_formulas_written_out(head_cases, x64):
     """Of three unequal heads, gains by layer and feature, a temperature and MLPs."""
-    params, x, config, report = of_heads[3]
+    params, x, config, report = head_cases[3]
     # the largest γ* and β are of different layers and heads
     largest = [np.unravel_index(a.argmax(), a.shape) for a in (report.gamma, report.beta)]
     assert largest[0] != largest[1]

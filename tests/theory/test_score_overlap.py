@@ -51,10 +51,10 @@ def test_overlaps_of_rows_that_are_drawn():
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         p, q = weights / weights.sum(axis=-1, keepdims=True)
         unit = variance * (1 - 1 / n) / n
-        of_row, of_distance = (float(r) for r in overlap_ratios(n, variance, c))
+        row_ratio, distance_ratio = (float(r) for r in overlap_ratios(n, variance, c))
         for expected, values in (
-            (1 / n + unit * of_row, (p * p).sum(axis=1)),
-            ((1 - c) * unit * of_distance, ((p - q) ** 2).sum(axis=1) / 2),
+            (1 / n + unit * row_ratio, (p * p).sum(axis=1)),
+            ((1 - c) * unit * distance_ratio, ((p - q) ** 2).sum(axis=1) / 2),
         ):
             error = values.std() / np.sqrt(count) + 0.02 * (variance > 16) * values.mean()
             assert abs(expected - values.mean()) < 4 * error

@@ -38,12 +38,12 @@ def test_the_kernel_of_tokens_and_back():
         shifted = token_kernel.normalise_kernel(lone_norm(norm, "layer", 0.3), state)
         return state, back, state.covariance, moved.covariance, shifted.covariance
 
-    state, back, covariance, of_moved, of_shifted = measure(x)
-    np.testing.assert_allclose(of_shifted, 5 * of_moved + 1, rtol=1e-5)  # mean squares
+    state, back, covariance, normed_kernel, shifted_kernel = measure(x)
+    np.testing.assert_allclose(shifted_kernel, 5 * normed_kernel + 1, rtol=1e-5)  # mean squares
     assert_close(covariance, x @ x.T / 8, atol=1e-5)
     assert_close(back.distance, state.distance, atol=1e-5)
     scale = 1 / np.sqrt(np.mean(x**2, axis=1) + 0.3)
-    assert_close(of_moved, (x @ x.T / 8) * np.outer(scale, scale), atol=1e-5)
+    assert_close(normed_kernel, (x @ x.T / 8) * np.outer(scale, scale), atol=1e-5)
 
 
 def test_kernels_of_independent_features_multiply():
@@ -95,11 +95,11 @@ def test_scores_have_the_size_of_queries_and_keys_over_the_temperature():
     np.testing.assert_allclose(unscaled, near, rtol=1e-5)
     # queries of mean square 7/3 and keys of 13/3, over the tokens' mean squares
     norms = {"q_norm": np.float32([2, 1, 2**0.5]), "k_norm": np.float32([3, 2, 0])}
-    of_norms = compute(config.replace(qk_norm="head"), 2.0, **norms)
+    normed = compute(config.replace(qk_norm="head"), 2.0, **norms)
     lengths = np.mean(queries.variance), np.mean(keys.variance)
     size = np.sqrt(7 / 3 * 13 / 3 / lengths[0] / lengths[1])
     size = size / np.sqrt(64 * np.mean(params.w_q**2) * np.mean(params.w_k**2))
-    np.testing.assert_allclose(of_norms, compute(config, 2.0, size), rtol=1e-4)
+    np.testing.assert_allclose(normed, compute(config, 2.0, size), rtol=1e-4)
 
 
 def test_updates_of_attention_written_out():
@@ -116,11 +116,11 @@ def test_updates_of_attention_written_out():
         return np.asarray(attention_kernel(*call).change)
 
     gain = 8 * np.mean(params.w_v**2) * 10 * np.mean(params.w_o**2)
-    kernel, own = (
+    kernel, change_kernel = (
         np.mean([p @ a @ p.T for p in weights], axis=0) for a in (x @ x.T / 8, moved @ moved.T / 8)
     )
     ours = change(1e9, keys, w_v=0.03, w_o=0.01)
-    np.testing.assert_allclose(ours, gain * (own + 0.04 * kernel), rtol=1e-4)
+    np.testing.assert_allclose(ours, gain * (change_kernel + 0.04 * kernel), rtol=1e-4)
     still = keys.replace(change=jnp.zeros((4, 4)))
     by_query, by_key, twice = (
         change(2.0, still, **sizes) for sizes in ({"w_q": 0.1}, {"w_k": 0.1}, {"w_k": 0.2})
@@ -162,8 +162,8 @@ def test_an_mlp_and_its_updates_written_out(kind, x64):
 
     def unit(name):
         gain = 8 * np.mean(getattr(params, f"w_{name}") ** 2)
-        own = moved @ moved.T / 8 + sizes[f"w_{name}"] * x @ x.T / 8
-        return gain * x @ x.T / 8 + np.mean(getattr(params, f"b_{name}") ** 2), gain * own
+        change_kernel = moved @ moved.T / 8 + sizes[f"w_{name}"] * x @ x.T / 8
+        return gain * x @ x.T / 8 + np.mean(getattr(params, f"b_{name}") ** 2), gain * change_kernel
 
     z, z_change = unit("gate" if kind == "reglu" else "in")
     length = np.sqrt(np.diag(z))

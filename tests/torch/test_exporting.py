@@ -52,8 +52,8 @@ class Fields:
     ],
 )
 def test_a_result_by_its_name_or_number(results, output, name, tensor):
-    found, selected = select_result(results, output)
-    assert found == name and (tensor is None or selected is tensor)
+    selected_name, selected = select_result(results, output)
+    assert selected_name == name and (tensor is None or selected is tensor)
 
 
 @pytest.mark.parametrize(

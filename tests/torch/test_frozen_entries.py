@@ -47,8 +47,8 @@ def make_gates(name, target, *args, function="tanh"):
 def apply_linearly(call, gates, arrays, index):
     """Applies an operator to arrays, less what its constants give."""
     zeros = tuple(torch.zeros_like(a) for a in arrays)
-    full, rest = (call.compute_replacing(tuple(gates), a) for a in (tuple(arrays), zeros))
-    return full - rest if index is None else full[index] - rest[index]
+    full, constant = (call.compute_replacing(tuple(gates), a) for a in (tuple(arrays), zeros))
+    return full - constant if index is None else full[index] - constant[index]
 
 
 @pytest.mark.parametrize("name", GATES)
@@ -235,9 +235,9 @@ def test_a_function_in_pieces(parts, kind):
         for branch in branches
     ]
     depends = [branch for branch in branches if branch.degree]
-    given = [t for t, branch in zip(tangents, branches, strict=True) if branch.degree]
+    arguments = [t for t, branch in zip(tangents, branches, strict=True) if branch.degree]
     expected = torch.where(condition.array, *tangents)
-    torch.testing.assert_close(push(value, depends, given), expected)
+    torch.testing.assert_close(push(value, depends, arguments), expected)
 
 
 def test_a_piece_where_the_value_is_0_has_no_slope():

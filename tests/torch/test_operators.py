@@ -35,8 +35,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWa
 
 
 IN_INTEGERS = {"bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor"}
-OF_SIZES = {"sym_size", "sym_stride", "sym_numel", "_assert_async", "_assert_scalar"}
-OF_SIZES |= {"_assert_tensor_metadata"}
+SIZE_OPERATORS = {"sym_size", "sym_stride", "sym_numel", "_assert_async", "_assert_scalar"}
+SIZE_OPERATORS |= {"_assert_tensor_metadata"}
 ALONE = {"_grouped_mm", "transformers::grouped_mm_fallback"}  # in models of experts
 LINEAR = MOVES | SUMS | PRODUCTS | CHOICES
 
@@ -52,7 +52,7 @@ def test_every_operator_of_the_table_is_tested():
         (operators.PRODUCTS.keys() - ALONE, PRODUCTS),
         (operators.ENTRYWISE, ENTRYWISE),
         (operators.STATISTICS, STATISTICS),
-        (operators.CONSTANTS - IN_INTEGERS - OF_SIZES, CONSTANTS),
+        (operators.CONSTANTS - IN_INTEGERS - SIZE_OPERATORS, CONSTANTS),
         (operators.CHOICES, CHOICES),
     ):
         assert set(table) == cases.keys()

@@ -91,24 +91,24 @@ def test_a_branch_outside_of_the_layers_and_a_bool_are_no_arrays_of_theirs(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("of_attention", "of_mlp"),
+    ("attention_norm", "mlp_norm"),
     [
         ("post_attention_layernorm", "post_feedforward_layernorm"),
         ("post_self_attn_layernorm", "post_mlp_layernorm"),
     ],
 )
-def test_a_branch_that_is_normed_is_what_is_added(tmp_path, of_attention, of_mlp):
+def test_a_branch_that_is_normed_is_what_is_added(tmp_path, attention_norm, mlp_norm):
     """In the layers of Gemma 2 and 3, OLMo 2 and GLM-4."""
 
     class NormedBlock(Block):
         def __init__(self, d):
             super().__init__(d)
-            self.add_module(of_attention, torch.nn.RMSNorm(d))
-            self.add_module(of_mlp, torch.nn.RMSNorm(d))
+            self.add_module(attention_norm, torch.nn.RMSNorm(d))
+            self.add_module(mlp_norm, torch.nn.RMSNorm(d))
 
         def forward(self, x):
-            x = x + getattr(self, of_attention)(self.attn(x, x, x)[0])
-            return x + getattr(self, of_mlp)(self.mlp(x))
+            x = x + getattr(self, attention_norm)(self.attn(x, x, x)[0])
+            return x + getattr(self, mlp_norm)(self.mlp(x))
 
     model = Model()
     model.blocks = torch.nn.ModuleList(NormedBlock(8) for _ in range(2))

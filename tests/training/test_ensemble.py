@@ -241,7 +241,7 @@ def test_the_last_chunk_is_watched_where_chunks_do_not_divide_the_epochs():
 def test_a_function_of_models_is_of_each_seed_with_its_data_values_and_key():
     ensemble, keys = make_ensemble(devices=1), seed_keys(0, 3)
     rates = jnp.array([0.1, 0.2, 0.3])
-    call = ensemble.of_models(
+    call = ensemble.map_models(
         lambda model, data, hyper, key: {
             "all": jnp.stack([model, data["a"], hyper.learning_rate]),
             "key": jax.random.key_data(key),
@@ -256,7 +256,7 @@ def test_a_function_of_models_is_of_each_seed_with_its_data_values_and_key():
 def measure_models(count, devices=1, at_once=1, **options):
     """Measures so many made-up models, but the last, which pads the others."""
     ensemble = make_ensemble(devices, at_once=at_once)
-    call = ensemble.of_models(
+    call = ensemble.map_models(
         lambda model, data, hyper, key: {"sum": model + data["a"] + hyper.learning_rate}
     )
     keys, values = seed_keys(0, count), jnp.arange(1.0, count + 1)

@@ -200,9 +200,9 @@ def test_what_is_not_given_is_as_in_the_paper():
         "network": None,
         "start": None,
     }
-    given = {"config": config(), "num_outputs": 5, "batch_size": 4, "num_epochs": 3}
-    fields = vars(Recipe(**given))
-    assert {name: fields[name] for name in fields.keys() - given} == {
+    arguments = {"config": config(), "num_outputs": 5, "batch_size": 4, "num_epochs": 3}
+    fields = vars(Recipe(**arguments))
+    assert {name: fields[name] for name in fields.keys() - arguments} == {
         "loss": "cross_entropy",
         "shuffle": False,
         "schedule": "constant",

@@ -135,19 +135,21 @@ def test_seeds_have_their_keys_at_every_value_and_anywhere(whole):
     def keep(key, hyper, scale=1):
         return key
 
-    def rest(state, hyper, index, scale=1):
+    def measure_rate(state, hyper, index, scale=1):
         return state, {"rate": hyper["learning_rate"]}
 
     options = {"steps": 1, "hyper": {"learning_rate": [0.1, 0.2]}, "quiet": True}
-    result = sweep(keep, rest, seeds=3, first_seed=5, key=7, static={"scale": [1, 2]}, **options)
+    result = sweep(
+        keep, measure_rate, seeds=3, first_seed=5, key=7, static={"scale": [1, 2]}, **options
+    )
     expected = [jax.random.key_data(jax.random.fold_in(jax.random.key(7), s)) for s in (5, 6, 7)]
     for keys in result.states.values():
         data = jax.random.key_data(keys)
         np.testing.assert_array_equal(data, np.stack([expected] * 2, axis=1))
     assert result.metrics["seed"].values.tolist() == [5, 6, 7]
     np.testing.assert_allclose(result.metrics["rate"][0, :, 0, 0], [0.1, 0.2], rtol=1e-6)
-    typed = sweep(keep, rest, seeds=1, first_seed=5, key=jax.random.key(7), **options)
-    legacy = sweep(keep, rest, seeds=1, first_seed=5, key=jax.random.PRNGKey(7), **options)
+    typed = sweep(keep, measure_rate, seeds=1, first_seed=5, key=jax.random.key(7), **options)
+    legacy = sweep(keep, measure_rate, seeds=1, first_seed=5, key=jax.random.PRNGKey(7), **options)
     for other in (typed, legacy):
         np.testing.assert_array_equal(jax.random.key_data(other.states)[0, 0], expected[0])
 

@@ -11,14 +11,14 @@ from rank_collapse.watch.recorder import Notes
 from rank_collapse.watch.torch_call_masks import _TOKEN_MASK, CallMasks, _list_masks
 from rank_collapse.watch.torch_products import Weights
 
-OF_TOKENS = (
+PREFIXES = (
     "attention attn padding pad key_padding src_key_padding input token src source valid key text "
     "seq sequence x decoder_attention"
 )
 
 
 def test_masks_of_tokens_have_these_names():
-    for name in OF_TOKENS.split():
+    for name in PREFIXES.split():
         for mask in (f"{name}_mask", f"{name}mask", f"{name}_masks"):
             assert _TOKEN_MASK.fullmatch(mask), mask
     assert _TOKEN_MASK.fullmatch("mask") and _TOKEN_MASK.fullmatch("masks")
@@ -28,10 +28,17 @@ def test_masks_of_tokens_have_these_names():
 
 def test_a_mask_for_the_tokens_of_another_stream_does_not_count_under_any_name():
     """A decoder layer that attends to the encoder has the encoder's mask under another name."""
-    own, encoder = object(), object()
-    model = SimpleNamespace(masks=[("attention_mask", encoder), ("decoder_attention_mask", own)])
-    layer = SimpleNamespace(masks=[("attention_mask", own), ("encoder_attention_mask", encoder)])
-    assert _list_masks([model, layer]) == [("decoder_attention_mask", own), ("attention_mask", own)]
+    decoder, encoder = object(), object()
+    model = SimpleNamespace(
+        masks=[("attention_mask", encoder), ("decoder_attention_mask", decoder)]
+    )
+    layer = SimpleNamespace(
+        masks=[("attention_mask", decoder), ("encoder_attention_mask", encoder)]
+    )
+    assert _list_masks([model, layer]) == [
+        ("decoder_attention_mask", decoder),
+        ("attention_mask", decoder),
+    ]
     assert _list_masks([model]) == model.masks
     both = SimpleNamespace(masks=[("mask", encoder), ("memory_mask", encoder)])
     assert _list_masks([both]) == [("mask", encoder)]
@@ -57,9 +64,9 @@ def is_kept(mask):
 def test_the_mask_of_the_watch_counts_where_it_has_the_shape_of_the_tokens():
     masks = CallMasks(True, Notes())
     for mask in (None, KEPT.tolist(), KEPT.expand(2, 3), KEPT[0]):
-        masks.own = mask
+        masks.watch_mask = mask
         assert find_mask(masks, "a", fits=is_kept, attention_mask=KEPT) == (None, None)
-    masks.own = KEPT.long()
+    masks.watch_mask = KEPT.long()
     mask, crossed = find_mask(masks, "a", fits=is_kept, attention_mask=ALL)
     assert mask.dtype == torch.bool and is_kept(mask) and crossed is None
 

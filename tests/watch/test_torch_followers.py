@@ -139,8 +139,8 @@ def test_the_features_of_a_map_that_a_tensor_has():
     linear_map = make_map(8, 3, 4)
     followers = follow(**{"entries": [8, 13, 3], "entries 2": [11, 40, -1], "pairs": [9, 9, 9]})
     tag = Tag(followers=followers)
-    found = torch_followers.find_features(tag, linear_map)
-    assert found.tolist() == [True, True, False, True]
+    features = torch_followers.find_features(tag, linear_map)
+    assert features.tolist() == [True, True, False, True]
     assert torch_followers.find_features(Tag(), linear_map) is None
     assert torch_followers.find_features(tag, make_map(50, 3, 4)) is None
 

@@ -231,7 +231,7 @@ def test_tokens_exist_that_attend_and_are_attended_to():
     """Padding may attend to itself; the last token of a causal text is no padding."""
     for _ in range(60):
         keep = draw_mask(1, 5, 5, share=0.5)
-        found = products.find_tokens(keep)[0].tolist()
+        exists = products.find_tokens(keep)[0].tolist()
         a = keep[0].tolist()
         places = range(5)
         lonely = [
@@ -242,7 +242,7 @@ def test_tokens_exist_that_attend_and_are_attended_to():
         last = max([i for i in places if is_key[i] and not lonely[i]], default=0)
         sees_ahead = any(a[i][last] for i in range(last))
         expected = [is_key[i] and any(a[i]) and not (lonely[i] and sees_ahead) for i in places]
-        assert found == expected
+        assert exists == expected
     causal = torch.ones(1, 4, 4, dtype=torch.bool).tril()
     assert products.find_tokens(causal).all()
     padded = torch.ones(1, 4, 4, dtype=torch.bool)

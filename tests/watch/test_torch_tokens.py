@@ -40,8 +40,8 @@ def make_tokens(index, keys, is_cross=False):
 
 def test_keys_in_another_order_are_those_of_their_tokens():
     tokens = make_tokens([4, 5, 6], [6, 4, 5])
-    found = find_allowed_tokens(tokens, ALLOWED)
-    assert torch.equal(found, ALLOWED[..., [1, 2, 0]])
+    allowed = find_allowed_tokens(tokens, ALLOWED)
+    assert torch.equal(allowed, ALLOWED[..., [1, 2, 0]])
 
 
 def test_of_keys_that_lack_the_token_of_a_query_nothing_is_known():
@@ -193,9 +193,9 @@ def test_the_places_of_rows_are_traced_through_earlier_maps():
         source = Source(tag, [0, 1], 3, torch.zeros(3, len(numbers[0])))
         assert trace(source, {first.source: 0}, 3).tolist() == places
         two = {first.source: 0, make_map(50).source: 3}
-        known = numbers[0] == [4, 5]
+        is_traced = numbers[0] == [4, 5]
         traced = trace(source, two, 3)
-        assert (traced.tolist() == places) if known else traced is None
+        assert (traced.tolist() == places) if is_traced else traced is None
     assert trace(Source(Tag(), [0, 1], 4), {first.source: 0}, 3) is None
 
 

@@ -191,7 +191,7 @@ def test_padding_beside_keys_that_content_hides(attend, is_named):
     attention.attend = attend
     mask = RIGHT
 
-    def body(self, x, given):
+    def body(self, x, mask_argument):
         return self.attentions[0](x, mask)
 
     model = Stack(body, attention)
@@ -238,7 +238,7 @@ def multiply_exponentials(scores, mask):
     return size / size.sum(-1, keepdim=True)
 
 
-GIVEN = {
+MASKINGS = {
     "-100": small_bias(100.0),
     "-50": small_bias(50.0),
     "-10000": small_bias(1e4),
@@ -249,7 +249,7 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("mask", [RIGHT, LEFT, RIGHT.bool()], ids=["right", "left", "bool"])
-@pytest.mark.parametrize("weigh", GIVEN.values(), ids=GIVEN)
+@pytest.mark.parametrize("weigh", MASKINGS.values(), ids=MASKINGS)
 def test_a_mask_that_the_model_gets_counts(weigh, mask):
     torch.manual_seed(0)
     attention = Attention(lambda scores, m: weigh(scores, m.long()))

@@ -89,7 +89,7 @@ class Block(torch.nn.Module):
         return x + self.attn(y, y, y, ~exists, self.weights, lower)[0]
 
 
-class Own(torch.nn.Module):
+class UserModel(torch.nn.Module):
     def __init__(self, packing="qkv", product="softmax", depth=2):
         super().__init__()
         torch.manual_seed(0)
@@ -155,7 +155,7 @@ def block_cases():
 
 @pytest.mark.parametrize("packing, product, padding, causal", list(block_cases()))
 def test_scalars_of_own_blocks(packing, product, padding, causal):
-    model, exists = Own(packing, product), EXISTS[padding]
+    model, exists = UserModel(packing, product), EXISTS[padding]
     plain = train(copy.deepcopy(model), X, exists, causal)
     fresh, watched = copy.deepcopy(model), watch(model, 1)
     np.testing.assert_equal(train(model, X, exists, causal), plain)
@@ -186,7 +186,7 @@ def test_scalars_of_own_blocks(packing, product, padding, causal):
         np.testing.assert_allclose(row[f"{part}_gradient"][0], norm, rtol=1e-4)
 
 
-class Runs(Own):
+class Runs(UserModel):
     """Runs its layers in some order, and one that fails once more."""
 
     def __init__(self, order, depth, fails=None):
@@ -263,7 +263,7 @@ def test_a_layer_keeps_the_number_of_its_first_run(tmp_path):
 
 
 def test_a_watched_model_is_copied_and_saved_as_another():
-    model, plain = Own(), Own()
+    model, plain = UserModel(), UserModel()
     watched = watch(model, 1)
     other = copy.deepcopy(model)
     assert pickle.loads(pickle.dumps(model)).state_dict().keys() == plain.state_dict().keys()
@@ -293,7 +293,7 @@ def test_weights_are_those_that_meet_the_values():
             p = (q @ k.mT).softmax(dim=-1) - 0.5 * (k @ q.mT).softmax(dim=-1)
             return (p @ v).transpose(1, 2).flatten(-2)
 
-    model = Own(depth=3)
+    model = UserModel(depth=3)
     model.blocks[1].attn = Mixed("qkv", "softmax")
     model.blocks[2].attn = Differential("qkv", "softmax")
     watched = watch(model, 1)

@@ -130,7 +130,7 @@ class Chunk(nn.ModuleList):
         return x - 1
 
 
-class Own(nn.Module):
+class UserModel(nn.Module):
     """Layers in a container."""
 
     def __init__(self, container, make):
@@ -265,7 +265,7 @@ def cases():
 def test_every_code_is_measured(name, masking, product):
     container, kind, names, layout = CODES[name]
     allowed, exists = make_allowed(masking), EXISTS[masking]
-    model = Own(container, lambda: kind(names, product, layout))
+    model = UserModel(container, lambda: kind(names, product, layout))
     x = torch.randn(B, N, D, generator=torch.Generator().manual_seed(1))
     x = x.transpose(0, 1).contiguous() if layout == "tokens first" else x
     documents = DOCUMENTS if masking == "packed" else torch.zeros(B, N, dtype=torch.long)

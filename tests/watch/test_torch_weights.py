@@ -233,7 +233,7 @@ class Single(Attention):
         return self.o(self.multiply(F.dropout(p, 0.5), v))[None]
 
 
-OF_MATRICES = {
+MATRIX_PRODUCTS = {
     "matmul": lambda p, v: p @ v,
     "mm": torch.mm,
     "linear": lambda p, v: F.linear(p, v.T),
@@ -244,7 +244,7 @@ OF_MATRICES = {
 }
 
 
-@pytest.mark.parametrize("multiply", OF_MATRICES.values(), ids=OF_MATRICES)
+@pytest.mark.parametrize("multiply", MATRIX_PRODUCTS.values(), ids=MATRIX_PRODUCTS)
 def test_weights_and_values_are_matrices_of_one_example(multiply):
     torch.manual_seed(0)
     check_layers(Stack(add_in_turn, Single(multiply), Single(multiply)), X[:1])

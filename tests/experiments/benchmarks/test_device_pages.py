@@ -84,8 +84,8 @@ def test_flags_and_empty_tables_are_compared_too(tmp_path):
     ):
         arrays = {"flag": truth, "b": np.ones(2), "c": np.array([np.nan, 2.0])} | changes
         device = write_run(tmp_path / f"{number}", "", **arrays)
-        found = device_pages.compare_runs("x", device, cpu)
-        assert found[1:4] == expected[:3] and found.largest == pytest.approx(expected[3])
+        comparison = device_pages.compare_runs("x", device, cpu)
+        assert comparison[1:4] == expected[:3] and comparison.largest == pytest.approx(expected[3])
 
 
 def test_a_column_stands_where_one_case_has_a_number(tmp_path):
@@ -134,7 +134,14 @@ def test_runs_without_a_table_or_with_words_in_it_are_compared_by_their_numbers(
 @pytest.mark.parametrize(
     ("value", "written"),
     [
-        *((None, ""), (0.012345, "0.0123"), (99.96, "100"), (100.4, "100"), (5981.2, "5,981")),
+        *(
+            (None, ""),
+            (0.0, "0"),
+            (0.012345, "0.0123"),
+            (99.96, "100"),
+            (100.4, "100"),
+            (5981.2, "5,981"),
+        ),
         *((-5981.2, "-5,981"), (-2.5, "-2.5"), (999999.0, "999,999"), (1e6, "1e+06")),
     ],
 )

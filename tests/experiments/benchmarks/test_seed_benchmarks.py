@@ -119,9 +119,9 @@ def test_figures_of_seeds_follow_from_the_rounds_of_all_ways(is_on_host, monkeyp
         count: [way for way in seed_benchmarks.WAYS if count <= most.get(way, count)]
         for count in {n for numbers in counts.values() for n in numbers}
     }
-    given = {"mlp": {"batch_size": 2}, "sort": {"arguments": ["--depth=1"]}}
+    arguments = {"mlp": {"batch_size": 2}, "sort": {"arguments": ["--depth=1"]}}
     assert asked == [
-        (ways[count], name, count, numbers[name][1], 3, given[name])
+        (ways[count], name, count, numbers[name][1], 3, arguments[name])
         for name in numbers
         for count in counts[name]
     ]

@@ -48,6 +48,8 @@ def test_equal_tokens_come_to_rest():
     assert_close(point, 2, atol=1e-5)
     _, moving = recurrence.equal_tokens(lambda x: x + 0.5, jnp.zeros(2), 20)
     assert float(moved) < 1e-5 and float(moving) == pytest.approx(0.5 * np.sqrt(2))
+    _, turning = recurrence.equal_tokens(lambda x: x[:, ::-1], jnp.array([3.0, -1]), 7)
+    assert float(turning) == pytest.approx(4 * np.sqrt(2))  # from (3, −1) to (−1, 3)
 
 
 def test_steps_between_two_distances():

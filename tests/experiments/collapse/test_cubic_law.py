@@ -256,15 +256,15 @@ def test_the_leading_order_of_attention_is_a_sum_over_heads(scale_scores):
         inputs=SimpleNamespace(existing_tokens=existing),
     )
     state = cubic_law.LogState(jnp.zeros(8), jnp.asarray(residual), jnp.asarray(-2.0))
-    found, _ = cubic_law.CubicAttention().apply_attention(layer, state)
+    output, _ = cubic_law.CubicAttention().apply_attention(layer, state)
     w_q, w_k, w_v, w_o = map(np.asarray, (weights.w_q, weights.w_k, weights.w_v, weights.w_o))
     covariance = residual.T @ residual / 4
     scale = 1.4 * (2.0 if scale_scores else 1.0)
     expected = sum(
         residual @ w_q[h] @ w_k[h].T @ covariance @ w_v[h] @ w_o[h] / scale for h in range(2)
     )
-    assert_close(found.residual, expected, rtol=1e-4, atol=1e-5)
-    assert found.log_scale == -6
+    assert_close(output.residual, expected, rtol=1e-4, atol=1e-5)
+    assert output.log_scale == -6
 
 
 @pytest.mark.parametrize("is_known", [False, True])
@@ -282,8 +282,8 @@ def test_the_closed_form_is_of_passes_with_all_inputs(is_known, monkeypatch):
     monkeypatch.setattr(cubic_law.rc, "apply", note("trace"))
     monkeypatch.setattr(cubic_law, "_closed_pass", lambda *arguments: arguments)
     log = "known" if is_known else None
-    found = cubic_law.closed_profile("params", "x", config, log=log, **inputs)
-    assert found == ("float32", "prepared", config, log or "log", "trace")
+    arguments = cubic_law.closed_profile("params", "x", config, log=log, **inputs)
+    assert arguments == ("float32", "prepared", config, log or "log", "trace")
     passes = [(name, ("float32", "x", config), inputs) for name in ("log", "trace")]
     assert asked == passes[is_known:]
 

@@ -44,8 +44,8 @@ def test_a_folder_names_every_environment_that_wrote_into_it(tmp_path, monkeypat
     saved = json.loads((tmp_path / "config.json").read_text())
     assert provenance.list_commits(saved) == "a1 and b2"
     assert provenance.list_versions(saved, "jax") == f"{jax.__version__} and 0.11"
-    found = [(e["git"], e["versions"]["jax"]) for e in provenance.list_environments(saved)]
-    assert found == [("a1", jax.__version__), ("b2", jax.__version__), ("b2", "0.11")]
+    environments = [(e["git"], e["versions"]["jax"]) for e in provenance.list_environments(saved)]
+    assert environments == [("a1", jax.__version__), ("b2", jax.__version__), ("b2", "0.11")]
     assert provenance.list_commits({"environment": here | {"git": None}}) == ""
     for commit in ("c3", "c3", "b2", "d4"):
         enter(git=commit)

@@ -149,12 +149,12 @@ def test_padding_is_cut_by_layer_and_not_by_seed():
 @pytest.mark.parametrize("eps", [1e-5, 0.5])
 def test_the_output_is_normalised_as_the_network_normalises(eps):
     config, x = SimpleNamespace(norm="layer", norm_eps=eps), np.float32([[1.0, 3.0], [0.5, 0.0]])
-    found = design_measures.normalised_output(
+    output = design_measures.normalised_output(
         SimpleNamespace(hidden=[None, jnp.asarray(x)]), config
     )
     centred = x - x.mean(axis=1, keepdims=True)
     expected = centred / np.sqrt(x.var(axis=1, keepdims=True) + eps)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(output, expected, rtol=1e-6)
 
 
 def test_one_minus_the_cosine_is_the_mean_over_pairs_of_tokens():

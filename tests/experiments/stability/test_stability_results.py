@@ -27,7 +27,7 @@ def test_a_change_of_zero_has_an_exponent_and_designs_are_shallow_first():
     assert np.isfinite(stability_results.fit_exponents(n, np.array([[0.0, 0.5], [0.0, 0.0]]))).all()
     cases = [Case(name, depth, 2 * depth) for depth in (4, 2) for name in ("pre", "post")]
     designs = stability_results.by_design({case: {"depth": case.depth} for case in cases})
-    assert {name: [*map(int, (c.depth for c in found))] for name, found in designs.items()} == {
+    assert {name: [*map(int, (c.depth for c in group))] for name, group in designs.items()} == {
         "pre": [2, 4],
         "post": [2, 4],
     }

@@ -19,8 +19,8 @@ def test_mixing_is_by_the_matrices_that_are_prescribed():
     sizes = [np.linalg.svd(p, compute_uv=False) for p in products]
     expected = [np.sum(s**4) / s[0] ** 4 - 1 for s in sizes]
     assert_close(mixing.pass_markov(key, 6), expected, rtol=1e-9)
-    of_layers = [mixing.pass_markov(key, 6, layer=jnp.array(layer)) for layer in (1, 2, 3)]
-    assert_close(of_layers, expected, rtol=1e-9)
+    excesses = [mixing.pass_markov(key, 6, layer=jnp.array(layer)) for layer in (1, 2, 3)]
+    assert_close(excesses, expected, rtol=1e-9)
 
 
 def test_residuals_of_tied_weights_are_those_of_numpy():

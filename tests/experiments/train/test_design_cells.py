@@ -185,7 +185,7 @@ def test_cells_that_share_a_program_are_trained_together_and_each_has_its_result
                 watched={"accuracy": np.stack([0 * rates, 300 * rates + config.depth / 10], 1)},
             )
 
-        return SimpleNamespace(recipe="recipe", train=train, of_models=lambda fn: fn)
+        return SimpleNamespace(recipe="recipe", train=train, map_models=lambda fn: fn)
 
     def profile_gains(ensemble, profile, chunk, folder):
         assert profile.func is design_cells.admin_gains and profile.args == ("recipe",)

@@ -270,6 +270,6 @@ def test_both_summands_of_a_sublayer_are_measured_on_the_tokens_that_exist(monke
     values = SimpleNamespace(spec="spec", state="state", branch_output="output")
     monkeypatch.setattr(pp, "scale_summands", lambda *_: tuple(states.values()))
     monkeypatch.setattr(pp, "replay", lambda measure, *_: measure(None, {"attention": values}))
-    found = pp.branch_sizes.__wrapped__("params", "trace", config, mask=keep)
+    sizes = pp.branch_sizes.__wrapped__("params", "trace", config, mask=keep)
     expected = [composite_norm(x[np.asarray(keep)]) for x in states.values()]
-    assert_close(found, expected, rtol=1e-6)
+    assert_close(sizes, expected, rtol=1e-6)

@@ -139,10 +139,10 @@ def test_each_claim_has_the_draws_of_its_arrays(mask, is_albert, monkeypatch):
                 count += (sign * arrays[f"bounds/{kind}/{measure}"][holds] > 0).sum()
                 total += holds.sum()
             expected[key, "a"] = [count, total, TEXTS]
-    found = {(key, setting): values for key, setting, *values in rows}
-    assert found.keys() == expected.keys() and len(rows) == len(found)
+    row_values = {(key, setting): values for key, setting, *values in rows}
+    assert row_values.keys() == expected.keys() and len(rows) == len(row_values)
     for place, values in expected.items():
-        assert_close(np.ravel(found[place]), values, rtol=1e-5, err_msg=str(place))
+        assert_close(np.ravel(row_values[place]), values, rtol=1e-5, err_msg=str(place))
 
 
 def test_the_finding_is_of_encoders_and_of_networks_that_predict_tokens():
@@ -203,14 +203,14 @@ def test_a_network_that_predicts_no_tokens_has_what_was_measured(mask, reads_tok
     lost = ("paths/",) if reads_tokens else ("paths/", "chains/", "sinks/", "spikes/")
     arrays = leave_out(whole, *lost)
     numbers = trained_results.text_measures(arrays, network.source.config)
-    of_whole = trained_results.text_measures(whole, network.source.config)
-    kept = [name for name in of_whole if "log10 residual" in name or name.startswith("rate")]
+    whole_measures = trained_results.text_measures(whole, network.source.config)
+    kept = [name for name in whole_measures if "log10 residual" in name or name.startswith("rate")]
     if reads_tokens:
-        kept += [name for name in of_whole if "sink" in name or name.startswith("slope")]
-        kept += [name for name in of_whole if "entry" in name]
+        kept += [name for name in whole_measures if "sink" in name or name.startswith("slope")]
+        kept += [name for name in whole_measures if "entry" in name]
     assert {*numbers} == {*kept} and len(kept) == (13 if reads_tokens else 6)
     for name in kept:
-        np.testing.assert_array_equal(numbers[name], of_whole[name])
+        np.testing.assert_array_equal(numbers[name], whole_measures[name])
     keys = {row.key for row in trained_results.judge_claims({"a": arrays}, [network])}
     expected = {"trained skips", "trained skips stop", "trained collapse"}
     expected |= {"trained mlp rate", "trained rate"} if mask == "none" else set()

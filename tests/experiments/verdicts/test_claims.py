@@ -152,9 +152,9 @@ def test_rows_of_a_finding_are_neither_within_nor_outside():
 
 
 def test_a_draw_without_a_number_may_lie_on_either_side_of_the_median():
-    known = make_median_row(np.arange(12.0)).interval(0.95)
+    complete = make_median_row(np.arange(12.0)).interval(0.95)
     unknown = make_median_row([math.nan] * 4 + [*np.arange(12.0)]).interval(0.95)
-    assert unknown.low < known.low and known.high < unknown.high
+    assert unknown.low < complete.low and complete.high < unknown.high
 
 
 def test_a_decided_row_has_the_interval_of_the_level_of_its_place():

@@ -219,12 +219,12 @@ def test_so_many_draws_of_a_share_decide():
 
 def test_fewer_hypotheses_than_there_are_are_not_believed():
     log_p = np.log([0.01, 0.02, 0.03])
-    for found, expected in zip(
+    for rejected, expected in zip(
         sequential.reject_jointly(log_p, 0.05, 1),
         sequential.reject_jointly(log_p, 0.05),
         strict=True,
     ):
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(rejected, expected)
 
 
 def test_rounds_double_behind_the_registered_ones_alone():

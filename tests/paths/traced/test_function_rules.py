@@ -197,9 +197,9 @@ def test_a_function_of_two_states_passes_the_paths_of_each(x64):
     parts = np.stack([x, x @ B])
     sums = contributions(fn, x, "attn").by_length
     for name, (_, weigh), result in zip(STATES, STATES.values(), sums.swapaxes(0, 1), strict=True):
-        of_h, of_g = (np.asarray(a) for a in weigh(h, g))
-        passed = parts @ of_h if of_h.shape == (D, D) else of_h * parts
-        assert_close(result, passed + of_g * (parts @ U), atol=1e-12, err_msg=name)
+        h_factor, g_factor = (np.asarray(a) for a in weigh(h, g))
+        passed = parts @ h_factor if h_factor.shape == (D, D) else h_factor * parts
+        assert_close(result, passed + g_factor * (parts @ U), atol=1e-12, err_msg=name)
 
 
 # Linear in h once the other is frozen: (the function, the same of one part of h)

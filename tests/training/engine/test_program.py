@@ -81,5 +81,5 @@ def test_looks_come_at_multiples_of_every_and_draw_from_a_key_of_their_own(tmp_p
     for seed in range(2):
         key = jax.random.fold_in(jax.random.key(0), seed)
         np.testing.assert_array_equal(result.states["own"][seed], jax.random.key_data(key))
-        own = jax.random.key_data(jax.random.fold_in(key, LOOK))
-        np.testing.assert_array_equal(result.looks["key"][seed], np.tile(own, (4, 1)))
+        look_key = jax.random.key_data(jax.random.fold_in(key, LOOK))
+        np.testing.assert_array_equal(result.looks["key"][seed], np.tile(look_key, (4, 1)))

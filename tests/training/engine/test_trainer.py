@@ -56,7 +56,10 @@ def test_interrupted_anywhere_and_resumed_is_whole(whole, tmp_path, monkeypatch)
         break
     assert turn == 5  # two groups of three chunks
     assert_same_bits(resumed, whole)
-    assert [p.suffix for p in tmp_path.glob("runs/*")] == [".npz"] * 2
+    paths = list(tmp_path.glob("runs/*"))
+    assert [p.suffix for p in paths] == [".npz"] * 2
+    for path in paths:  # no look is repeated where a run goes on
+        assert np.load(path)["look_steps"].tolist() == [0, 10, 20, 25]
 
 
 def test_progress_shows_the_median_of_a_number_over_finite_runs(capsys):
