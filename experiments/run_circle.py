@@ -68,6 +68,7 @@ from experiments.verdicts import (
     mean_row,
     seed_rows,
 )
+from rank_collapse.printed import format_count
 
 # What the published code trains: a skip around the attention in each of them.
 PUBLISHED = ("base", "circle_skip", "mlp")
@@ -201,7 +202,7 @@ def judge_claims(results: ByCase) -> Iterator[Row]:
         if other is not None:
             both = np.intersect1d(case["seed"], other["seed"])
             fell, stayed = end[both] < limit, ends[other["name"]][both] >= limit
-            note = f"those of {len(both)} seeds that fall without; "
+            note = f"those of {format_count(len(both), 'seed')} that fall without; "
             note += f"{np.sum(fell & stayed)} fall only with"
             yield make_row(key, network, end[both][~stayed], note=note)
         if variant in ORDERS:
@@ -264,7 +265,8 @@ def make_finding(results: ByCase) -> Finding | None:
     return Finding(
         "shares",
         "Fed with its own output, a layer of attention alone lets two walkers on a circle fall "
-        f"together in {pure.sum()} of {len(pure)} seeds, {', '.join(counts)} (width {width}).",
+        f"together in {pure.sum()} of {format_count(len(pure), 'seed')}, {', '.join(counts)} "
+        f"(width {width}).",
     )
 
 
@@ -281,10 +283,11 @@ def describe_limit(options: Flags) -> str:
         return ""
     fell = [count for (variant, _), count in walks.PUBLISHED_FELL.items() if variant == "base"]
     return (
-        f"{options.num_seeds} seeds cannot show whether walkers fall together: of the published "
-        f"network {min(fell)} to {max(fell)} of {walks.PUBLISHED_SEEDS} do, with --circle_skip "
-        "none. Pure attention falls in most seeds:\n    python -m experiments.run_circle "
-        "--compare=pure --widths=32 --num_seeds=32 --n_epochs=7 --learning_rate=1e-4"
+        f"{format_count(options.num_seeds, 'seed')} cannot show whether walkers fall together: "
+        f"of the published network {min(fell)} to {max(fell)} of {walks.PUBLISHED_SEEDS} do, with "
+        "--circle_skip none. Pure attention falls in most seeds:\n    "
+        "python -m experiments.run_circle --compare=pure --widths=32 --num_seeds=32 --n_epochs=7 "
+        "--learning_rate=1e-4"
     )
 
 

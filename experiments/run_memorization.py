@@ -56,6 +56,7 @@ from experiments.path_accuracy.evaluation import evaluate_paths, name_axes, samp
 from experiments.train import arguments, pairs as texts
 from experiments.train.train_networks import save_models, train_networks
 from experiments.train.trained_tasks import ALONE, TrainedTask
+from rank_collapse.printed import format_count
 from rank_collapse.training.tasks import examples
 
 FLAGS = arguments.make_flags(
@@ -154,7 +155,7 @@ def make_text_task(
     return TrainedTask(
         options,
         name="memorization",
-        title=f"Memorizing random labels of {len(tokens)} texts",
+        title=f"Memorizing random labels of {format_count(len(tokens), 'text')}",
         recipe=arguments.make_recipe(options, embedding, **fields),
         make_data=functools.partial(make_data, options, *map(jnp.asarray, (tokens, mask)), rows),
         metrics=metrics,

@@ -41,6 +41,7 @@ from experiments.train import path_sizes
 from experiments.verdicts import Comparison, Row, TableRow, make_row, statistics
 from rank_collapse.measures import residuals
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.printed import format_count
 from rank_collapse.report import figures
 from rank_collapse.runs import seeds
 
@@ -338,7 +339,7 @@ def judge_claims(results: dict[str, np.ndarray], setup: initial_tokens.TokenNetw
         results: Results of `measure`.
         setup: The network and its tokens.
     """
-    text = f"{setup.config.depth} layers"
+    text = format_count(setup.config.depth, "layer")
     most = int(np.argmax([float(count) for count in results["paths"]]))
     shorter = results["log10_residual"].argmax(axis=1) - most  # below 0: short paths are the large
     return [

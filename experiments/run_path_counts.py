@@ -38,6 +38,7 @@ from experiments.lab import (
 from experiments.verdicts import Comparison, TableRow
 from rank_collapse.paths.enumeration import count_paths
 from rank_collapse.paths.lengths import path_length_law
+from rank_collapse.printed import format_count
 from rank_collapse.report import figures
 
 # (heads, layers) as published by the authors of each architecture.
@@ -181,7 +182,7 @@ def weighted_lengths_figure():
         counted = binomial(len(law) - 1, heads)
         ax.bar(lengths, counted, width=0.85, color="0.7", label="counted")
         ax.bar(lengths, law, width=0.85, color=figures.color(0), label="weighted")
-        ax.set_title(f"{name}, {len(law) - 1} layers", fontsize=9)
+        ax.set_title(f"{name}, {format_count(len(law) - 1, 'layer')}", fontsize=9)
         figures.integer_ticks(ax)
     plots.outer_labels(axes, "path length", "share of paths")
     axes[0, 0].legend()

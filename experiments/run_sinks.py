@@ -54,6 +54,7 @@ from experiments.trained.opened_networks import (
 )
 from experiments.verdicts import PROTOCOL, Comparison, Row, TableRow
 from rank_collapse import pretrained
+from rank_collapse.printed import format_count
 from rank_collapse.report import figures
 
 AXES = ("start", "how", "key")
@@ -117,7 +118,8 @@ def keep_full_texts(network: Network, options: Options) -> Network:
     ids = network.inputs["x"][is_full, : options.max_tokens][options.skip_texts :]
     ids = ids[: options.num_texts]
     if len(ids) < 2:
-        raise ValueError(f"{network.label}: {len(ids)} texts have {options.max_tokens} tokens")
+        texts = format_count(len(ids), "text")
+        raise ValueError(f"{network.label}: only {texts} of {options.max_tokens} tokens")
     return network._replace(inputs={"x": ids, "mask": np.ones(ids.shape, bool)})
 
 

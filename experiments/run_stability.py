@@ -31,6 +31,7 @@ from experiments.stability.stability_figures import (
 from experiments.stability.stability_results import ByCase
 from experiments.verdicts import Comparison, Row, finite_or_none, make_row, mean_row
 from experiments.verdicts.share_intervals import geometric_mean
+from rank_collapse.printed import format_count
 from rank_collapse.report.wording import words
 
 FLAGS = cli.make_flags(
@@ -128,20 +129,22 @@ def compare_collapse(design: str, measures: Mapping[str, np.ndarray]) -> Iterato
         log_errors = np.abs(np.log(measured[:, is_visible]) - np.log(expected[:, is_visible]))
     worst, layers = np.exp(log_errors.max(axis=1)), np.flatnonzero(is_visible)
     note = "geometric mean"
-    quantity = f"{name}: 1 − token cosine after {last} layers"
+    quantity = f"{name}: 1 − token cosine after {format_count(last, 'layer')}"
     law = finite_or_none(geometric_mean(expected[:, last]))
     mean = float(geometric_mean(measured[:, last]))
     yield Comparison(quantity, mean, law, note, source="the one law")
     yield Comparison(
         f"{name}: mean over networks over the law, largest ratio",
         float(np.exp(off.max())),
-        note=f"geometric mean of {len(measured)} networks, of all layers to {last}; at layer "
+        note=f"geometric mean of {format_count(len(measured), 'network')}, of all layers to "
+        f"{last}; at layer "
         f"{layers[off.argmax()]}",
     )
     yield Comparison(
         f"{name}: single networks over the law, largest ratio",
         float(worst.max()),
-        note=f"of {len(worst)} networks; the least of a network is {worst.min():.3g}",
+        note=f"of {format_count(len(worst), 'network')}; the least of a network is "
+        f"{worst.min():.3g}",
     )
 
 
@@ -152,7 +155,7 @@ def compare_dependency(*designs: ByCase) -> Comparison:
         "last branch's share β_NN² of the output, Post-LN and Pre-LN",
         "{:.3f}, {:.3f}".format(*(measures["shares"][:, -1].mean() for measures in shallow)),
         "Post-LN leans on its last branches, Pre-LN spreads",
-        f"Liu et al. 2020; {next(iter(designs[0])).depth} layers",
+        f"Liu et al. 2020; {format_count(next(iter(designs[0])).depth, 'layer')}",
     )
 
 

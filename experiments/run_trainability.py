@@ -44,6 +44,7 @@ from experiments.train import arguments, design_cells
 from experiments.train.design_cells import Cell, gradient_norms
 from experiments.verdicts import Comparison, Row, TableRow, make_row, seed_rows
 from experiments.verdicts.share_intervals import wilson_interval
+from rank_collapse.printed import format_count
 from rank_collapse.report import figures
 from rank_collapse.report.wording import power_of_ten, words
 
@@ -137,7 +138,10 @@ def loss_figure(cells: ByCell):
         # A loss is the mean of an epoch: it stands at the middle of its steps.
         steps = design_cells.STEPS_PER_EPOCH * (0.5 + np.arange(results["losses"].shape[1]))
         figures.band(ax, steps, results["losses"], cell.design, names.index(cell.design))
-        ax.set_title(f"{cell.depth} layers, warm-up of {cell.warmup} steps", fontsize=9)
+        ax.set_title(
+            f"{format_count(cell.depth, 'layer')}, warm-up of {format_count(cell.warmup, 'step')}",
+            fontsize=9,
+        )
     plots.outer_labels(axes, "step", "training loss, nats a letter")
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return fig
@@ -155,11 +159,11 @@ def share_figure(cells: ByCell):
         place, index = names.index(cell.design), depths.index(cell.depth)
         fails, x = results["failed"], place + 0.13 * (index - (len(depths) - 1) / 2)
         interval = wilson_interval(int(fails.sum()), len(fails))
-        label = None if place else f"{cell.depth} layers"
+        label = None if place else f"{format_count(cell.depth, 'layer')}"
         plots.draw_interval(ax, x, fails.mean(), interval, label, index)
         ax.set_xticks(range(len(names)), map(words, names))
         limits = {"ylim": (-0.05, 1.05), "xlim": (-0.6, len(names) - 0.4)}
-        ax.set(title=f"warm-up of {cell.warmup} steps", **limits)
+        ax.set(title=f"warm-up of {format_count(cell.warmup, 'step')}", **limits)
     axes[0, 0].set_ylabel("share of seeds that learn nothing")
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return fig
@@ -193,7 +197,9 @@ def inside_figure(cells: ByCell):
         ax.plot(layers, np.median(values[:, -1], axis=0), color=figures.color(index), ls="--", lw=1)
         figures.integer_ticks(ax)
         ax.set_ylabel(rf"$\log_{{10}}$ {label}")
-        ax.set_title(f"{cell.depth} layers, warm-up {cell.warmup}; dashed: after", fontsize=9)
+        ax.set_title(
+            f"{format_count(cell.depth, 'layer')}, warm-up {cell.warmup}; dashed: after", fontsize=9
+        )
     plots.outer_labels(axes, "layer")
     axes[0, 0].legend()
     return fig
@@ -221,7 +227,9 @@ def judge_claims(results: ByCell) -> Iterator[Row]:
             accuracy, pre_accuracy = (
                 results[c]["accuracy"][:, -1].astype(float) for c in (cell, pre)
             )
-            setting = f"{words(cell.design)}, {cell.depth} layers, warm-up {cell.warmup}"
+            setting = (
+                f"{words(cell.design)}, {format_count(cell.depth, 'layer')}, warm-up {cell.warmup}"
+            )
             key = "post behind" if published_result == FAILED else "others train"
             yield make_row(key, setting, accuracy if cell == pre else accuracy / pre_accuracy)
 
@@ -243,7 +251,8 @@ def compare_results(results: ByCell) -> Iterator[Comparison]:
         note += f"last residual ratio {columns['residual_ratio_before'].mean():.1g} before training"
         note += f" and {np.nanmean(columns['residual_ratio_after']):.1g} after it; gradient of W_Q"
         yield Comparison(
-            f"{words(cell.design)}, {cell.depth} layers, rate {cell.learning_rate:g}, warm-up "
+            f"{words(cell.design)}, {format_count(cell.depth, 'layer')}, rate "
+            f"{cell.learning_rate:g}, warm-up "
             f"{cell.warmup}, batch {cell.batch_size}: seeds that learn nothing",
             f"{count} of {seeds} ({interval}), accuracy {columns['accuracy'].mean():.3f}",
             published_result,
@@ -267,14 +276,20 @@ def make_finding(cells: ByCell) -> Finding | None:
     for cell, results in cells.items():
         if (cell.depth, cell.warmup) == (deepest, shortest) and cell.design in NAMED:
             remaining = float(np.median(seed_columns(results)["residual_ratio_after"]))
-            failed = f"{int(results['failed'].sum())} of {len(results['failed'])} seeds"
+            failed = (
+                f"{int(results['failed'].sum())} of {format_count(len(results['failed']), 'seed')}"
+            )
             ratio = power_of_ten(math.log10(remaining)) if remaining else "0"
             outcome = f"learns nothing in {failed}, with a residual ratio of {ratio}"
             texts.append(f"{words(cell.design)} {outcome}")
     if not texts:
         return None
-    warmup = f"with a warm-up of {shortest} steps" if shortest else "without warm-up"
-    text = f"Trained {warmup}, {deepest} layers of {'; '.join(texts)} after training."
+    warmup = (
+        f"with a warm-up of {format_count(shortest, 'step')}" if shortest else "without warm-up"
+    )
+    text = (
+        f"Trained {warmup}, {format_count(deepest, 'layer')} of {'; '.join(texts)} after training."
+    )
     return Finding("loss", text)
 
 

@@ -14,6 +14,16 @@ _NOT_ASCII_PRINTABLE = re.compile(r"[^ -~]")
 _FORMULA = ("=", "+", "-", "@")  # a spreadsheet computes a cell that begins so
 
 
+def format_count(count: int, noun: str) -> str:
+    """Writes a number with its noun: "1 layer", "2 layers".
+
+    Args:
+        count: The number.
+        noun: The noun in the singular, whose plural ends with an s.
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def escape_text(text: str) -> str:
     """Escape control characters as Python writes them; a terminal would obey them.
 

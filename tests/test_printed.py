@@ -56,3 +56,10 @@ def test_a_value_is_quoted_in_one_line_that_says_how_much_is_left_out():
     assert printed.quote_value("xyz" * 9, 25) == "'xyzx… (29 characters)"
     assert printed.format_one_line(ValueError("a\n b"), 3) == "a b"
     assert printed.format_one_line(ValueError(" "), 3) == "Va…"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 layers"), (1, "1 layer"), (2, "2 layers"), (21, "21 layers")]
+)
+def test_a_number_stands_with_its_noun(count, text):
+    assert printed.format_count(count, "layer") == text

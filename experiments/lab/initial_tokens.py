@@ -10,6 +10,7 @@ from experiments.lab import Flags, Options, content_hash, shared_flags
 from experiments.lab.text_inputs import read_text, token_ids
 from rank_collapse.network import embedding
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.printed import format_count
 from rank_collapse.text import words
 
 
@@ -56,7 +57,10 @@ def read_tokens(options: Options) -> tuple[np.ndarray | None, dict[str, str]]:
     content = read_text(options.text) if options.text else words.default_text()
     ids, _ = token_ids(content, options.num_tokens)
     if len(ids) < options.num_tokens:
-        print(f"the text has {len(ids)} tokens, fewer than num_tokens={options.num_tokens}")
+        print(
+            f"the text has {format_count(len(ids), 'token')}, fewer than "
+            f"num_tokens={options.num_tokens}"
+        )
     return ids, {"text_sha256": content_hash(content.encode())}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rank_collapse.printed import format_count
 from rank_collapse.struct import refuse, refuse_if
 from rank_collapse.text.encoders import Encoder
 from rank_collapse.text.text_files import read_utf8
@@ -48,7 +49,8 @@ def token_ids(text: str, num_tokens: int) -> tuple[np.ndarray, list[str]]:
     """
     tokens = tokenize(text)[: max(num_tokens, 0)]
     if len(tokens) < 2:
-        raise ValueError(f"{len(tokens)} tokens are fewer than 2, which a residual needs")
+        counted = format_count(len(tokens), "token")
+        raise ValueError(f"the text has {counted}, fewer than the 2 that a residual needs")
     vocabulary = list(dict.fromkeys(tokens))
     place = {token: i for i, token in enumerate(vocabulary)}
     return np.array([place[token] for token in tokens], np.int32), vocabulary

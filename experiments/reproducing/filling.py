@@ -158,7 +158,7 @@ def split_placeholder(text: str) -> tuple[str, str, str]:
 
 
 def format_cell(cell: str, form: str) -> str | None:
-    """Writes the first number of a cell in a format; without one, the cell.
+    """Writes the first number of a cell in a format; without one, the cell, unless it is NaN.
 
     Args:
         cell: Cell of the table.
@@ -168,7 +168,7 @@ def format_cell(cell: str, form: str) -> str | None:
         None where the cell has no number.
     """
     if not form:
-        return write_minus(cell) or None
+        return None if cell == "nan" else write_minus(cell) or None
     value = read_number(cell)
     if value is None:
         return None

@@ -20,6 +20,7 @@ from experiments.stability.stability_results import (
     law_values,
 )
 from experiments.verdicts.share_intervals import geometric_mean
+from rank_collapse.printed import format_count
 from rank_collapse.report import figures
 from rank_collapse.report.wording import words
 
@@ -91,7 +92,9 @@ def dependency_figure(results: ByCase) -> figures.Figure:
         image = ax.imshow(np.ma.masked_array(values, hidden), vmin=0, vmax=1, cmap="viridis")
         ax.grid(visible=False)
         figures.integer_ticks(ax)
-        ax.set_title(f"{words(name)}, {next(iter(networks)).depth} layers", fontsize=8)
+        ax.set_title(
+            f"{words(name)}, {format_count(next(iter(networks)).depth, 'layer')}", fontsize=8
+        )
         ax.set_xlabel("branch j (0: input)")
     axes[0, 0].set_ylabel(r"$\beta_{ij}$ after branch i")
     fig.colorbar(image, ax=axes, shrink=0.7)

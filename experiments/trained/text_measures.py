@@ -26,6 +26,7 @@ from rank_collapse.network.walk import Layer
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.truncation import TruncatedPass
 from rank_collapse.pretrained import AblationSpec, Group
+from rank_collapse.printed import format_count
 from rank_collapse.struct import refuse_if
 from rank_collapse.theory import bounds
 from rank_collapse.theory.logdomain import LogPass
@@ -124,7 +125,10 @@ def masked_copies(
     draw = np.random.default_rng(seed)
     chosen = np.zeros((len(ids), copies, ids.shape[1]), bool)
     for number, (text, count) in enumerate(zip(chosen, mask.sum(axis=1), strict=True)):
-        refuse_if(count < 3, f"text {number} has {count} tokens: fewer than 3 have none to mask")
+        refuse_if(
+            count < 3,
+            f"text {number} has {format_count(count, 'token')}: fewer than 3 have none to mask",
+        )
         places = draw.permutation(np.arange(1, count - 1))
         size = max(1, round(share * len(places)))
         for copy, is_masked in enumerate(text):

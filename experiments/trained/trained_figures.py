@@ -9,6 +9,7 @@ from experiments.trained.opened_networks import Network
 from experiments.trained.text_measures import ABLATED, AS_PUBLISHED
 from experiments.trained.trained_results import Arrays, length_laws, needed_lengths
 from rank_collapse.pretrained import PUBLISHED, published_curves
+from rank_collapse.printed import format_count
 from rank_collapse.report import figures
 from rank_collapse.report.path_lengths import plot_length_laws
 from rank_collapse.report.wording import words
@@ -29,7 +30,7 @@ def describe_network(network: Network) -> str:
     """Names a network with its number of layers."""
     config = network.source.config
     causal = ", causal" * (config.mask == "causal")
-    return f"{network.label} ({config.depth} layers{causal})"
+    return f"{network.label} ({format_count(config.depth, 'layer')}{causal})"
 
 
 @figures.styled

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from rank_collapse.agree.recording import Layer, Recording
+from rank_collapse.printed import format_count
 from rank_collapse.struct import refuse_if
 
 OTHER_ORDER = "the tokens stand in another order"
@@ -57,13 +58,16 @@ def align_tokens(first: Recording, second: Recording) -> Alignment:
     """
     (b, _, d), (b2, _, d2) = first.shape, second.shape
     refuse_if(d != d2, f"the width is {d} in {first.path.name} and {d2} in {second.path.name}")
-    refuse_if(b != b2, f"{first.path.name} has {b} examples, {second.path.name} {b2}")
+    refuse_if(
+        b != b2, f"{first.path.name} has {format_count(b, 'example')}, {second.path.name} {b2}"
+    )
     masks = [first.read_mask(), second.read_mask()]
     counts = [mask.sum(axis=1) for mask in masks]
     if not np.array_equal(*counts):
         example = int(np.flatnonzero(counts[0] != counts[1])[0])
         raise ValueError(
-            f"example {example} has {counts[0][example]} tokens in {first.path.name} and "
+            f"example {example} has {format_count(counts[0][example], 'token')} in "
+            f"{first.path.name} and "
             f"{counts[1][example]} in {second.path.name}; `mask` says which tokens exist"
         )
     most = int(counts[0].max())

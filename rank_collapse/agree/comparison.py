@@ -23,6 +23,7 @@ from rank_collapse.agree.recording import ROUNDING, Recording, open_recording
 from rank_collapse.agree.replay import Replay, find_replay, pair_layers
 from rank_collapse.agree.sentence import write_sentence
 from rank_collapse.agree.verdict import Fault, Row, find_faults, summarize
+from rank_collapse.printed import format_count
 
 # What products round to although their results are float32, by name.
 _PRODUCTS = {"float16 or TF32": 2.0**-11, "bfloat16": 2.0**-8}
@@ -112,7 +113,7 @@ def compare_recordings(
     shift = _find_shift(first, second)
     if first.num_layers != second.num_layers and not shift:
         raise ValueError(
-            f"{first.path.name} has {first.num_layers} layers, {second.path.name} "
+            f"{first.path.name} has {format_count(first.num_layers, 'layer')}, {second.path.name} "
             f"{second.num_layers}: residual has a state before each layer and one after the last"
         )
     alignment = align_tokens(first, second)

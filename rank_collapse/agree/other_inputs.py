@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from rank_collapse.agree.recording import open_recording
+from rank_collapse.printed import format_count
 from rank_collapse.struct import refuse, refuse_if
 
 
@@ -76,15 +77,18 @@ class OtherInputs:
         """
         refuse_if(
             index >= len(self.states),
-            f"inputs={self.name} has {len(self.states)} layers, and the model has more",
+            f"inputs={self.name} has {format_count(len(self.states), 'layer')}, and the model "
+            "has more",
         )
         b, n, d = self.shape
         *examples, count, width = shape
         num_examples = int(np.prod(examples))
         refuse_if(
             (num_examples, width) != (b, d) or self.start + count > n,
-            f"inputs={self.name} has {b} examples of {n} tokens of width {d}, and the model has "
-            f"{num_examples} examples of {self.start + count} or more tokens of width {width}",
+            f"inputs={self.name} has {format_count(b, 'example')} of {format_count(n, 'token')} "
+            f"of width {d}, and the model has "
+            f"{format_count(num_examples, 'example')} of {self.start + count} or more tokens of "
+            f"width {width}",
         )
         self.count = count
         states = self._cut(self.states[index])
@@ -121,12 +125,13 @@ class OtherInputs:
         n = self.shape[1]
         refuse_if(
             num_layers != len(self.states),
-            f"inputs={self.name} has {len(self.states)} layers, and the model has {num_layers}",
+            f"inputs={self.name} has {format_count(len(self.states), 'layer')}, and the model "
+            f"has {num_layers}",
         )
         refuse_if(
             self.start + self.count != n,
-            f"inputs={self.name} has {n} tokens, and the model computed "
-            f"{self.start + self.count} tokens",
+            f"inputs={self.name} has {format_count(n, 'token')}, and the model computed "
+            f"{format_count(self.start + self.count, 'token')}",
         )
         refuse_if(
             mask is not None and not np.array_equal(mask, self.mask),

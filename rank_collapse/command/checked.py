@@ -13,7 +13,7 @@ from rank_collapse.measures.profiles import Profile
 from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.pretrained.report import BY_NORM, mean_lengths, tabulate_lengths
-from rank_collapse.printed import escape_text
+from rank_collapse.printed import escape_text, format_count
 
 # Means over the heads: {name in `measure_heads`: on the page}.
 ATTENTION_LABELS = {
@@ -208,7 +208,7 @@ class Checked(NamedTuple):
                 rows[f"Layers whose residual ratio is of one token, {name}"] = (
                     f"{', '.join(map(str, layers))}; largest entry at position "
                     f"{', '.join(f'{p:.0f}' for p in positions)}, "
-                    f"in {flags.any(axis=1).sum()} of {len(flags)} texts"
+                    f"in {flags.any(axis=1).sum()} of {format_count(len(flags), 'text')}"
                 )
         return rows
 
@@ -232,7 +232,7 @@ class Checked(NamedTuple):
         """Returns the measurements in one sentence, by the thresholds of `MEASURES`."""
         report, depth = self.report, self.opened.source.config.depth
         last, alone_ratio = self.format_ratio(WHOLE, -1), self.format_ratio(ALONE, -1)
-        tokens = f"tokens stay apart: residual ratio {last} after {depth} layers"
+        tokens = f"tokens stay apart: residual ratio {last} after {format_count(depth, 'layer')}"
         tokens += self.describe_bulk("Transformer", -1)
         layer = report.collapsed_at()
         if layer is not None:

@@ -21,7 +21,13 @@ from rank_collapse.command import checkpoint, inputs
 from rank_collapse.command.checked import describe_measurement
 from rank_collapse.command.progress import StepReporter, report_layers, report_words
 from rank_collapse.pretrained.report import tabulate_lengths
-from rank_collapse.pretrained.used_depth import DepthReport, depth_report, find_extremes
+from rank_collapse.pretrained.used_depth import (
+    DepthReport,
+    depth_report,
+    describe_missing_head,
+    find_extremes,
+)
+from rank_collapse.printed import format_count
 from rank_collapse.report import page as page_html
 from rank_collapse.runs.drawn import draw_files
 
@@ -42,7 +48,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     opened = inputs.open_source(flags.source)
     checkpoint.check_output(flags)
     if opened.source.unembedding is None:
-        raise ValueError(f"{opened.name} is not a language model: it has no unembedding")
+        raise ValueError(describe_missing_head(opened.source, opened.name))
     batch = inputs.read_inputs(flags, opened)
     reporter = StepReporter()
     head = report_words(opened.source.unembedding, reporter)
@@ -60,8 +66,8 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     def make_files(out: Path) -> dict[Path, bytes]:
         """Renders the page and the JSON file, {path: bytes}."""
         rows = [
-            *_definition_rows(measured.used, "layers"),
-            *_definition_rows(measured.lengths, "heads on a path"),
+            *_definition_rows(measured.used, "layer"),
+            *_definition_rows(measured.lengths, "head", " on a path"),
         ]
         lengths = tabulate_lengths(measured.length_laws)
         section = report.Section(
@@ -99,14 +105,15 @@ def write_verdict(measured: DepthReport) -> str:
     (lowest_name, lowest), (highest_name, highest) = find_extremes(measured.used)
     heads = "; ".join(f"{name} {estimate.length}" for name, estimate in measured.lengths.items())
     return (
-        f"Of {measured.depth} layers the definitions count from {lowest} (“{lowest_name}”) to "
+        f"Of {format_count(measured.depth, 'layer')} the definitions count from {lowest} "
+        f"(“{lowest_name}”) to "
         f"{highest} (“{highest_name}”); of heads on a path: {heads}."
     )
 
 
-def _definition_rows(definitions, unit):
+def _definition_rows(definitions, noun, place=""):
     """Yields rows of the table: the number of layers or heads by each definition, and its
     source."""
     for name, (count, definition, source) in definitions.items():
-        number = "none" if count is None else f"{count} {unit}"
+        number = "none" if count is None else f"{format_count(count, noun)}{place}"
         yield {"by": name, "used": number, "definition": definition, "source": source}

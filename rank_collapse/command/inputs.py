@@ -15,7 +15,7 @@ from rank_collapse import pretrained
 from rank_collapse.command.folders import check_folder
 from rank_collapse.pretrained.loading import hub_folder, is_hub_name
 from rank_collapse.pretrained.published import RANDOM_WEIGHTS, is_random_name
-from rank_collapse.printed import escape_text, print_lines
+from rank_collapse.printed import escape_text, format_count, print_lines
 from rank_collapse.regular import open_regular
 from rank_collapse.struct import refuse_if
 from rank_collapse.text import encoders, tokens, words
@@ -117,7 +117,8 @@ def read_inputs(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
     limit, length = embedding.num_positions, batch.lengths[longest]
     refuse_if(
         limit and length > limit,
-        f"text {longest} has {length} tokens, but the model has {limit} positions: give "
+        f"text {longest} has {length} tokens, but the model has "
+        f"{format_count(limit, 'position')}: give "
         f"--max_tokens={limit}",
     )
     return Inputs(batch.ids, batch.mask, escape_text(description), kind)

@@ -9,7 +9,7 @@ from rank_collapse.command.inputs import Inputs, Opened
 from rank_collapse.pretrained.published import RANDOM_WEIGHTS
 from rank_collapse.pretrained.streaming import State
 from rank_collapse.pretrained.weights import Table, Unembedding
-from rank_collapse.printed import escape_text, print_lines
+from rank_collapse.printed import escape_text, format_count, print_lines
 
 PAUSE = 10.0  # seconds between two lines where there is no terminal
 PASSES = 4  # in which a depth report reads the table of words
@@ -51,7 +51,7 @@ def report_layers(opened: Opened, inputs: Inputs, reporter: StepReporter) -> Any
     """
     depth = opened.source.config.depth
     weights = f", {RANDOM_WEIGHTS}" if opened.source.has_random_weights else ""
-    text = f"{opened.name}: {depth} layers, {inputs.counts}{weights}"
+    text = f"{opened.name}: {format_count(depth, 'layer')}, {inputs.counts}{weights}"
     print_lines(text, file=sys.stderr, flush=True)
 
     def report_layer(state: State) -> None:

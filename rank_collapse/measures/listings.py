@@ -6,6 +6,7 @@ import numpy as np
 
 from rank_collapse.annotations import AnyArray
 from rank_collapse.measures.arrays import as_bools, as_floats, on_host
+from rank_collapse.printed import format_count
 from rank_collapse.struct import check_numbers, refuse_if
 
 
@@ -149,5 +150,7 @@ def _check_mask(mask, num_tokens):
     mask = np.asarray(on_host(as_bools(mask)))
     mask = mask[0] if mask.ndim == 2 and len(mask) == 1 else mask
     if mask.shape != (num_tokens,):
-        raise ValueError(f"mask of shape {mask.shape} does not fit {num_tokens} tokens")
+        raise ValueError(
+            f"mask of shape {mask.shape} does not fit {format_count(num_tokens, 'token')}"
+        )
     return mask

@@ -11,7 +11,7 @@ from rank_collapse.annotations import ArrayLike, DType, Leaf
 from rank_collapse.measures.arrays import as_bools
 from rank_collapse.measures.on_jax import as_jax
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.printed import format_one_line
+from rank_collapse.printed import format_count, format_one_line
 
 
 def is_embedded(x: ArrayLike, config: TransformerConfig) -> bool:
@@ -100,7 +100,8 @@ def check_mask(mask: ArrayLike, shape: tuple[int, int, int], name: str) -> Leaf 
     mask, (h, n, m) = as_mask(mask, name), shape
     if mask.shape[-1:] != (m,) or not _broadcasts_to(mask, shape):
         raise ValueError(
-            f"{name} of shape {mask.shape} does not fit {n} tokens and {m} keys: "
+            f"{name} of shape {mask.shape} does not fit {format_count(n, 'token')} and "
+            f"{format_count(m, 'key')}: "
             f"[{m}], [{n}, {m}] or [heads={h}, {n}, {m}]"
         )
     return mask

@@ -29,6 +29,7 @@ from rank_collapse.network.measured.influence import branch_share
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import replay
 from rank_collapse.network.trace import Trace
+from rank_collapse.printed import format_count
 
 
 class BranchShares(NamedTuple):
@@ -76,12 +77,15 @@ def branch_shares(
         )
     struct.refuse_if(
         len(trace.attention) != config.depth,
-        f"trace has {len(trace.attention)} layers, but config has depth={config.depth}",
+        f"trace has {format_count(len(trace.attention), 'layer')}, but config has "
+        f"depth={config.depth}",
     )
     num_tokens = trace.hidden.shape[-2]
     is_counted = jnp.ones(num_tokens, bool) if mask is None else as_mask(mask)
     if is_counted.shape != (num_tokens,):
-        raise ValueError(f"mask of shape {is_counted.shape} does not fit {num_tokens} tokens")
+        raise ValueError(
+            f"mask of shape {is_counted.shape} does not fit {format_count(num_tokens, 'token')}"
+        )
     shares = _measure_shares(params, trace, config, is_counted)
     return BranchShares(shares["attention"], shares.get("mlp"))
 

@@ -32,6 +32,7 @@ from rank_collapse.network.surgery import ABLATIONS, READINGS, ablate, skips_lef
 from rank_collapse.network.walk import Layer
 from rank_collapse.pretrained.opened import Source
 from rank_collapse.pretrained.weights import stored_values
+from rank_collapse.printed import format_count
 from rank_collapse.struct import check_whole, refuse
 
 
@@ -209,7 +210,9 @@ def _split_groups(source, groups, total, chunk):
         last = total if group.last is None else min(group.last, total)
         if not 0 <= group.first < last:
             where = f"first={group.first}, last={group.last}"
-            raise ValueError(f"group {name!r} has none of {total} examples: {where}")
+            raise ValueError(
+                f"group {name!r} has none of {format_count(total, 'example')}: {where}"
+            )
         size = min(chunk, last - group.first)
         names, passes = zip(*group.passes, strict=True)
         ablation, skips = _shared_program(group, source.config)

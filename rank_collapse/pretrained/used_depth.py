@@ -39,6 +39,7 @@ from rank_collapse.pretrained.predictions import (
 from rank_collapse.pretrained.report import compute_length_laws, mean_lengths
 from rank_collapse.pretrained.streaming import Group, State, stream
 from rank_collapse.pretrained.weights import Unembedding
+from rank_collapse.printed import format_count
 from rank_collapse.struct import refuse_if
 
 STATES = ("residual_ratio", "token_cosine", "effective_rank", "spike_norm", "spike_share")
@@ -133,7 +134,7 @@ class DepthReport:
             text = "none" if number is None else number
             return f"  {name:{width}}  {text:>4}  {estimate.definition} ({estimate.source})"
 
-        lines = [f"depth used, of {self.depth} layers:"]
+        lines = [f"depth used, of {format_count(self.depth, 'layer')}:"]
         lines += [
             format_line(name, estimate.layers, estimate) for name, estimate in self.used.items()
         ]
@@ -336,5 +337,19 @@ def _open_source(params, config, unembedding):
         if unembedding is None and params.embedding is not None:
             unembedding = Unembedding(params.embedding.tokens)
     if unembedding is None:
-        raise ValueError("the network has no unembedding: it is not a language model")
+        is_network = source is not params
+        missing = "the network has no unembedding: it is not a language model"
+        raise ValueError(missing if is_network else describe_missing_head(source, "the model"))
     return source, unembedding
+
+
+def describe_missing_head(source: OpenCheckpoint, name: str) -> str:
+    """Says that a checkpoint has no head for the next token.
+
+    Args:
+        source: The checkpoint.
+        name: Its name in the sentence.
+    """
+    other = "; its head predicts masked tokens" if source.family.masked_head else ""
+    kind = source.settings["model_type"]
+    return f"{name} ({kind}) has no head that predicts the next token, which this needs{other}"

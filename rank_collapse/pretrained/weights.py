@@ -17,6 +17,7 @@ import numpy as np
 
 from rank_collapse import struct
 from rank_collapse.annotations import AnyArray, ArrayLike, DType, Leaf, Tree
+from rank_collapse.printed import format_count
 from rank_collapse.struct import refuse, refuse_if
 
 
@@ -214,7 +215,7 @@ class CheckpointWeights(Weights):
             layer: Name of a layer with {} for its number.
             depth: Layers by the config.
         """
-        implied = f"but config.json implies {depth} layers"
+        implied = f"but config.json implies {format_count(depth, 'layer')}"
         last, beyond = f"{layer.format(depth - 1)}.", f"{layer.format(depth)}."
         refuse(
             (

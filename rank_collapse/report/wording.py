@@ -76,7 +76,8 @@ def describe_value(axis: str, value: object) -> str:
         value: The value.
     """
     if axis in VALUES:
-        return VALUES[axis].format(value)
+        text = VALUES[axis].format(value)
+        return text.removesuffix("s") if text.startswith("1 ") else text
     text = f"{value:g}" if isinstance(value, float) else str(value)
     named = f"{axis.replace('_', ' ')} {text}".strip()
     return WORDS.get(named, WORDS.get(value, named))

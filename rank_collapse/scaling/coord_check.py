@@ -30,6 +30,7 @@ from rank_collapse.measures.arrays import (
 )
 from rank_collapse.measures.layer_measures import measure_states
 from rank_collapse.measures.norms import matrix_norm
+from rank_collapse.printed import format_count
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import Interval, all_equal, describe_level, mean_interval
 from rank_collapse.struct import check_numbers, check_whole, refuse, refuse_if
@@ -158,7 +159,7 @@ class CoordCheck:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         steps = next(iter(self.values.values())).shape[-1]
-        return "\n".join([f"after {steps} steps:", *lines])
+        return "\n".join([f"after {format_count(steps, 'step')}:", *lines])
 
 
 def _fit_slope(name, over, sizes, logs):

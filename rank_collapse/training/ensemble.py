@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from rank_collapse.printed import format_count
 from rank_collapse.runs import seeds
 from rank_collapse.struct import check_numbers, check_whole, refuse_if
 from rank_collapse.training.engine.functions import Functions
@@ -338,7 +339,10 @@ def _as_runs(hyper: Hyper, count: int) -> Hyper:
         has_axes = name.startswith(("network", "start"))  # beside that of the runs
         value = np.asarray(value, np.float32)
         fits = value.shape[:1] in ((), (count,)) and (has_axes or value.ndim < 2)
-        refuse_if(not fits, f"hyper.{name} of shape {value.shape} does not fit {count} runs")
+        refuse_if(
+            not fits,
+            f"hyper.{name} of shape {value.shape} does not fit {format_count(count, 'run')}",
+        )
         return value if value.ndim else np.full(count, value)
 
     return jax.tree_util.tree_map_with_path(as_run_array, hyper)

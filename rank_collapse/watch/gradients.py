@@ -13,7 +13,7 @@ from rank_collapse.annotations import Tree
 from rank_collapse.measures import on_jax
 from rank_collapse.measures.arrays import as_floats, on_host
 from rank_collapse.measures.norms import powers_of_four
-from rank_collapse.printed import split_numbers
+from rank_collapse.printed import format_count, split_numbers
 from rank_collapse.struct import refuse_if
 from rank_collapse.watch.names import PARTS
 
@@ -88,7 +88,8 @@ def _compute_norms(gradients, table, layer_axis, by_layer, axis):
             earlier = pieces.setdefault(part, {}).setdefault(layer, [])
             if layer_axis is not None and earlier and len(earlier[0]) != len(piece):
                 raise ValueError(
-                    f"{path} of shape {leaf.shape} does not have {len(earlier[0])} layers along "
+                    f"{path} of shape {leaf.shape} does not have "
+                    f"{format_count(len(earlier[0]), 'layer')} along "
                     f"layer_axis={layer_axis}, as the other leaves have"
                 )
             earlier.append(piece)

@@ -21,6 +21,7 @@ from rank_collapse.struct import refuse_if
 Scalars = dict[str, Array]  # by name, with the layers as first axis
 Measure = Callable[..., dict[str, Any]]
 
+_COUNT = ""  # name of a scalar that every layer has
 _tap = core.Primitive("rank_collapse_tap")
 _tap.multiple_results = True
 _tap.def_impl(lambda *arrays: [])
@@ -74,7 +75,7 @@ def measure_taps(
 
     Returns:
         (its output, scalars). The scalars are stacked in the order of the calls, [layers, ...], NaN
-        where a layer does not have a name; {} without a tap.
+        where a layer does not have a name, also one without any; {} if no layer has one.
 
     Raises:
         ValueError: A tap inside a loop of unknown length, or inside a program that returns no
@@ -90,8 +91,13 @@ def measure_taps(
         traced_result[:] = structure, statics, list(arrays)
         return list(arrays.values())
 
+    def measure_marked(x, weights):
+        """Measures a layer; also one without scalars has an entry, so that it has a number."""
+        return {_COUNT: 0.0, **measure(x, weights)}
+
     closed = jax.make_jaxpr(list_arrays)(*args)
-    arrays, scalars = _run(closed.jaxpr, closed.consts, jax.tree.leaves(args), measure)
+    arrays, scalars = _run(closed.jaxpr, closed.consts, jax.tree.leaves(args), measure_marked)
+    scalars.pop(_COUNT, None)
     structure, leaves, positions = traced_result
     for position, array in zip(positions, arrays, strict=True):
         leaves[position] = array

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from rank_collapse.struct import find_nearest
+from rank_collapse.watch.torch_arrivals import is_sharded
 from rank_collapse.watch.torch_passes import plain_name
 
 
@@ -23,12 +24,6 @@ def check_model(model: object) -> None:
             raise ValueError(
                 f"{name} is a DTensor: a model under tensor parallelism is not measured"
             )
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Returns whether a model, or a part of it, is under FSDP2 (`fully_shard`)."""
-    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
-    return "FSDPModule" in kinds
 
 
 def read_layers(

@@ -5,6 +5,7 @@ torch. The model has no hooks, so it can be copied, saved and compiled as usual.
 """
 
 import contextlib
+import functools
 import re
 import string
 import threading
@@ -15,12 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from rank_collapse.watch import torch_products as products
 from rank_collapse.watch.recorder import LeftOut, Notes
+from rank_collapse.watch.torch_arrivals import Arrivals, is_sharded
 from rank_collapse.watch.torch_frames import Frame
 from rank_collapse.watch.torch_functions import (
     MAPS,
@@ -56,6 +59,8 @@ _SHOWN_HEADS.__kwdefaults__, _SHOWN_HEADS.__defaults__ = _HEADS.__kwdefaults__, 
 class Pass(TorchFunctionMode):
     """The measured forward pass of one step, as a mode; other passes of the step are not measured.
 
+    A pass whose gradients were dropped is not of the step: the next one is measured in its place.
+
     Args:
         model: A weak reference to the watched model.
         select: Whether an attention counts, by its dotted name and the module.
@@ -81,11 +86,11 @@ class Pass(TorchFunctionMode):
         self._model, self._mask, self._notes = model, mask, notes
         self._names: Any = weakref.WeakKeyDictionary()
         self._read_names()
-        self.runs = Runs(select, tokens, mask is not None, notes)
-        self.loss, self.reason = None, "none of its modules ran"
-        self._finished: set[int] = set()  # ids of modules
+        self._begin_runs = functools.partial(Runs, select, tokens, mask is not None, notes)
+        self.reason = "none of its modules ran"
+        self._begin()
         self._transformed = WeakIdKeyDictionary()  # made of a softmax inside of torch.func
-        self._number, self._is_measured, self._is_broken = 0, False, False
+        self._number, self._is_measured = 0, False
         self._frames: list[Frame] = []  # of the modules that run
         self._origins = self._begin_origins()
 
@@ -110,6 +115,8 @@ class Pass(TorchFunctionMode):
         self._frames.append(frame)
         if is_outermost:
             self._thread = threading.get_ident()
+            if self._finished and self._notes.attempt(None, "restart", self._is_dropped):
+                self._begin()
             self._is_measured = id(module) not in self._finished and self._is_measurable()
             if self._is_measured and self._mask is not None:
                 self.runs.masks.watch_mask = self._notes.attempt(
@@ -130,6 +137,8 @@ class Pass(TorchFunctionMode):
             self._measure(self._end_call, frame, output)
             if is_outermost and self.loss is None:
                 self.loss = self._notes.attempt(None, "loss", read_loss, output)
+            if is_outermost:
+                self._measure(self._expect_gradients)
         return output
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -147,11 +156,32 @@ class Pass(TorchFunctionMode):
             with self:
                 return _SHOWN_HEADS(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
+        if self._is_measured and isinstance(func, HigherOrderOperator):
+            self._see_operator(func, result)
         if self._is_measured and _is_transformed():
             self._see_transformed(func, (args, kwargs), result)
         if isinstance(result, Tensor | tuple | list) or func is Tensor.__setitem__:
             self._measure(self._see_call, func, args, kwargs or {}, result)
         return result
+
+    def _begin(self):
+        """Begins the pass, or another one in its place."""
+        self.runs, self.loss = self._begin_runs(), None
+        self._finished: set[int] = set()  # ids of modules
+        self._arrivals, self._is_broken = Arrivals(), False
+
+    def _expect_gradients(self):
+        """Waits for the gradients of the model, unless each process keeps parts of them."""
+        model = self._model()
+        if model is not None and not is_sharded(model):
+            self._arrivals.expect(model.parameters())
+
+    def _is_dropped(self):
+        """Returns whether a pass begins that trains, after the gradients of the measured one were
+        dropped."""
+        model = self._model()
+        is_training = model is not None and model.training and torch.is_grad_enabled()
+        return is_training and self._arrivals.are_dropped()
 
     def _read_names(self):
         """Reads the dotted name of every module of the model."""
@@ -253,6 +283,18 @@ class Pass(TorchFunctionMode):
             self._notes.leave_out(self._frames[-1].name, "layer", f"its attention {TRANSFORMED}")
         elif function in SOFTMAX or is_weighted:
             self._transformed.update((a, None) for a in tensors_in(result))
+
+    def _see_operator(self, operator, result):
+        """Notes an operator that calls functions, such as `torch.cond`, because attention may run
+        in them, where torch shows nothing.
+
+        Args:
+            operator, result: The operator of torch, and its result.
+        """
+        if any(a.ndim > 1 for a in floats_in(result)):
+            name = operator.name().removesuffix("_impl")
+            reason = "torch does not show what runs there"
+            self._notes.leave_out(self._frames[-1].name, f"layer inside of {name}", reason)
 
     def _measure_product(self, see, *args):
         """Measures a product that is not empty; its result comes from no map, whatever happens.

@@ -15,6 +15,7 @@ from torch import Tensor
 from rank_collapse.measures.documents import split_documents
 from rank_collapse.measures.monitor import ATTENTION, monitor
 from rank_collapse.measures.table import MEASURES
+from rank_collapse.printed import format_count
 from rank_collapse.watch.recorder import LeftOut
 from rank_collapse.watch.torch_masks import is_allowed
 
@@ -332,7 +333,9 @@ def measure_tokens(x: Tensor, documents: Tensor, kind: str) -> dict[str, Tensor]
         LeftOut: No example, or fewer than two tokens.
     """
     if x.shape[0] == 0 or x.shape[1] < 2:
-        raise LeftOut(f"{x.shape[0]} examples of {x.shape[1]} tokens")
+        raise LeftOut(
+            f"{format_count(x.shape[0], 'example')} of {format_count(x.shape[1], 'token')}"
+        )
     options: dict[str, Any] = {"tokens": "unit" if kind == "unit" else "raw"}
     if not torch.equal(documents, documents[:, :1].clamp(min=0).expand_as(documents)):
         options |= {"mask": documents >= 0, "segments": documents}

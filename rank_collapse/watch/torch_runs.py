@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rank_collapse.printed import format_count
 from rank_collapse.watch import torch_products as products
 from rank_collapse.watch.recorder import LeftOut, Notes
 from rank_collapse.watch.torch_call_masks import CallMasks
@@ -170,7 +171,8 @@ class Runs:
             run.scalars = scalars or {}
         for piece in pieces:
             if piece.num_keys < 2:
-                reason = f"{len(piece.tokens.index)} examples of {piece.num_keys} keys"
+                examples = format_count(len(piece.tokens.index), "example")
+                reason = f"{examples} of {format_count(piece.num_keys, 'key')}"
                 self._notes.leave_out(run.name, "weights", reason)
             elif piece.scalars:
                 by_head = {name: values.mean(dim=0) for name, values in piece.scalars.items()}

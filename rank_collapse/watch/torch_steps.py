@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import HigherOrderOperator
 from torch.optim import optimizer as optimizers
 
 REMOVED = (
     "the global hooks of torch's optimizers were removed: set Watch.step before each step, or call "
     "watch again"
 )
+CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map_impl")
 _TORCH_CALL = nn.Module.__call__
 
 
@@ -58,6 +60,7 @@ class OpenWatches:
 
     lock, open, stance = threading.RLock(), (), None
     call, is_installed = nn.Module.__call__, False
+    call_operator: Any = None  # that of torch, while a watch measures
     hooks: tuple[tuple[str, Any], ...] = ()  # (name of torch's dictionary, handle)
 
     @classmethod
@@ -74,12 +77,17 @@ class OpenWatches:
             is_measuring = any(watched.measured for watched in cls.open)
             if is_measuring and cls.stance is None:
                 cls.stance = torch.compiler.set_stance("force_eager")
+                if HigherOrderOperator.__call__ is not _call_operator:
+                    cls.call_operator = HigherOrderOperator.__call__
+                    HigherOrderOperator.__call__ = _call_operator
                 if not cls.is_installed or nn.Module.__call__ is _TORCH_CALL:  # put back by others
                     cls.call, nn.Module.__call__ = nn.Module.__call__, _call_module
                     cls.is_installed = True
             elif not is_measuring and cls.stance is not None:
                 if nn.Module.__call__ is _call_module:  # else somebody's that calls it
                     nn.Module.__call__, cls.is_installed = cls.call, False
+                if HigherOrderOperator.__call__ is _call_operator:
+                    HigherOrderOperator.__call__ = cls.call_operator
                 cls.stance = cls.stance.__exit__(None, None, None)
 
     @classmethod
@@ -144,3 +152,24 @@ def _call_module(module, *args, **kwargs):
     for measured in [watched.measured for watched in OpenWatches.open]:
         call = call if measured is None else functools.partial(measured.call, call)
     return call(module, *args, **kwargs)
+
+
+def _call_operator(operator, *args, **kwargs):
+    """Calls an operator of functions. Torch compiles control flow wherever it is called: without
+    compilation the functions could not read a parameter."""
+    is_eager = torch._dynamo.eval_frame._stance.stance == "force_eager"
+    has_modes = torch._C._len_torch_function_stack() > 0  # which call the operator again
+    is_flow = operator.name() in CONTROL_FLOW
+    if not is_flow or not is_eager or has_modes or torch.compiler.is_compiling():
+        return OpenWatches.call_operator(operator, *args, **kwargs)
+
+    def call(args, kwargs):
+        """Calls the operator, where torch compiles."""
+        return operator(*args, **kwargs)
+
+    call_module, nn.Module.__call__ = nn.Module.__call__, OpenWatches.call  # which torch compiles
+    try:
+        with torch.compiler.set_stance("default"):
+            return torch.compile(call, backend="eager", fullgraph=True)(args, kwargs)
+    finally:
+        nn.Module.__call__ = call_module

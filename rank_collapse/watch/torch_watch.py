@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from rank_collapse.measures.spikes import TOKENS
+from rank_collapse.printed import format_count
 from rank_collapse.struct import check_choice, check_whole
 from rank_collapse.watch.names import PARTS
 from rank_collapse.watch.recorder import (
@@ -20,8 +21,9 @@ from rank_collapse.watch.recorder import (
     Recorder,
     make_transformers_callback,
 )
+from rank_collapse.watch.torch_arrivals import is_sharded
 from rank_collapse.watch.torch_gradients import measure_gradient
-from rank_collapse.watch.torch_models import check_model, is_sharded, read_layers
+from rank_collapse.watch.torch_models import check_model, read_layers
 from rank_collapse.watch.torch_passes import Pass
 from rank_collapse.watch.torch_steps import REMOVED, OpenWatches, StepTimes
 
@@ -140,7 +142,8 @@ class Watch:
         row = self.rows[-1] if self.rows else {}
         title = "a model that is gone" if model is None else type(model).__name__
         cost = self._times.describe(self._every)
-        lines = [f"{title}, every {self._every} steps, {len(self.rows)} rows; cost: {cost}"]
+        every = "every step" if self._every == 1 else f"every {self._every} steps"
+        lines = [f"{title}, {every}, {format_count(len(self.rows), 'row')}; cost: {cost}"]
         if not OpenWatches.has_hooks():
             lines.append(f"  no steps: {REMOVED}")
         texts: dict[Any, list[str]] = {}
@@ -310,7 +313,8 @@ class Watch:
             if number < count:
                 self.notes.reasons.pop((None, subject), None)
             else:
-                self.notes.leave_out(None, subject, f"attention ran in layers 0 to {count - 1}")
+                where = "layer 0 alone" if count == 1 else f"layers 0 to {count - 1}"
+                self.notes.leave_out(None, subject, f"attention ran in {where}")
         return scalars
 
 

@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_refused(path):
     others.begin_call()
     is_refused("has 3 layers, and the model has more", others.take_state, 3, (B, N, D))
     for shape, words in (
-        ((1, N, D), "the model has 1 examples of 6 or more tokens of width 4"),
+        ((1, N, D), "the model has 1 example of 6 or more tokens of width 4"),
         ((B, N, 5), "the model has 2 examples of 6 or more tokens of width 5"),
         ((B, N + 1, D), "the model has 2 examples of 7 or more tokens of width 4"),
     ):

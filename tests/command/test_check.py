@@ -181,7 +181,15 @@ def test_ids_that_are_given_are_not_cut_and_a_cut_is_said(tmp_path):
         ([str(GOLDEN), "--out=x.png"], "--out x.png"),
         ([str(GOLDEN), "--token_ids=no.txt"], "no.txt"),
         (["chekc"], "check, depth, watch"),
-        (["depth", str(GOLDEN)], "not a language model"),
+        (
+            ["depth", str(GOLDEN)],
+            "bert (bert) has no head that predicts the next token, which this needs; its head "
+            "predicts masked tokens",
+        ),
+        (
+            ["depth", str(GOLDEN.parent / "vit-wide")],
+            "vit-wide (vit) has no head that predicts the next token, which this needs\n",
+        ),
         ([str(GOLDEN), "--text", __file__], "bert has none of tokenizer.json, vocab.json with"),
         ([str(GOLDEN), "--tokenizer=no/such"], "no/such has none of tokenizer.json"),
         ([str(GOLDEN), "--ids=5,x"], "--ids does not hold token ids"),

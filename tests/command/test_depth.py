@@ -81,7 +81,7 @@ def test_what_depth_measures_and_writes(is_random, tmp_path, capsys, monkeypatch
         ["of layers", "2 layers", "a definition", "a paper"],
         ["of none", "none", "no number", "a paper"],
         ["of more", "3 layers", "most of it", "a paper"],
-        ["paths, loss", "1 heads on a path", "another", "a paper"],
+        ["paths, loss", "1 head on a path", "another", "a paper"],
     ]
     head, *rows = csv.reader(out.with_suffix(".csv").read_text().splitlines())
     assert head == ["weights", "layer", *layers]
@@ -111,7 +111,10 @@ def test_depth_writes_what_the_report_has(tmp_path, capsys):
 def test_no_layer_at_all_is_a_number():
     """None is another thing: that the definition counts nothing."""
     used = {"a": DepthUsed(0, "of a", "A 2020"), "b": DepthUsed(None, "of b", "B 2021")}
-    assert [row["used"] for row in depth._definition_rows(used, "layers")] == ["0 layers", "none"]
+    assert [row["used"] for row in depth._definition_rows(used, "layer")] == ["0 layers", "none"]
+    used = {"a": DepthUsed(1, "of a", "A 2020"), "b": DepthUsed(2, "of b", "B 2021")}
+    rows = depth._definition_rows(used, "head", " on a path")
+    assert [row["used"] for row in rows] == ["1 head on a path", "2 heads on a path"]
 
 
 def test_the_verdict_has_the_extremes_and_the_length_by_each_definition():
@@ -124,6 +127,8 @@ def test_the_verdict_has_the_extremes_and_the_length_by_each_definition():
         "Of 9 layers the definitions count from 2 (“few”) to 7 (“many”); of heads on a path: "
         "of paths 3; of gradients 4."
     )
+    measured.depth = 1
+    assert depth.write_verdict(measured).startswith("Of 1 layer the definitions")
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])

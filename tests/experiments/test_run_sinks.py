@@ -148,7 +148,7 @@ def test_texts_are_whole_ones_after_those_that_are_skipped(monkeypatch):
     assert network.inputs["x"].tolist() == [[3] * 6, [5] * 6]
     assert network.inputs["mask"].shape == (2, 6) and network.inputs["mask"].all()
     networks[1] = make_network("causal", [6, 6, 5, 5])
-    with pytest.raises(ValueError, match="causal: 1 texts have 6 tokens"):
+    with pytest.raises(ValueError, match="causal: only 1 text of 6 tokens"):
         run_sinks.open_networks(options)
 
 

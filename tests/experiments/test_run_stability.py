@@ -183,7 +183,7 @@ def test_the_deepest_network_is_compared_with_the_law_where_it_is_visible():
     }
     lines = list(run_stability.compare_results(results))
     mean, largest, single = lines[:3]
-    assert mean.quantity == "Pre-LN: 1 − token cosine after 1 layers"  # at 2 all is rounding
+    assert mean.quantity == "Pre-LN: 1 − token cosine after 1 layer"  # at 2 all is rounding
     assert mean.measured == pytest.approx(0.4) and mean.published == pytest.approx(0.2)
     assert largest.measured == pytest.approx(2) and largest.note.endswith(
         "all layers to 1; at layer 1"
@@ -191,6 +191,6 @@ def test_the_deepest_network_is_compared_with_the_law_where_it_is_visible():
     assert single.measured == pytest.approx(4)
     assert single.note == "of 2 networks; the least of a network is 1"
     assert len(lines) == 7 and lines[6].measured == "0.500, 0.500"
-    assert lines[6].note == "Liu et al. 2020; 1 layers"
+    assert lines[6].note == "Liu et al. 2020; 1 layer"
     only_pre = {case: values for case, values in results.items() if case.design == "pre"}
     assert len(list(run_stability.compare_results(only_pre))) == 3

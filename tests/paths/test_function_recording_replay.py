@@ -226,7 +226,7 @@ def test_what_cannot_take_in_other_inputs_is_one_line(replay, tmp_path):
     is_refused("has to be a .safetensors file", record, out=tmp_path / "c.npz")
     is_refused("has 5 tokens, and the model computed 3", record, x=X[:3])
     more = jnp.concatenate([X, X])
-    is_refused("5 tokens of width 8, and the model has 1 examples of 10", record, x=more)
+    is_refused("5 tokens of width 8, and the model has 1 example of 10", record, x=more)
     is_refused("has 3 layers, and the model has more", record, lambda x: run_plain(run_plain(x)))
     is_refused(
         "has 3 layers, and the model has 1", record, lambda x: compute_layer(WEIGHTS[0], x)[0]

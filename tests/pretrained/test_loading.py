@@ -165,7 +165,7 @@ def test_no_tensor_of_the_family(tmp_path):
     [
         ({"intermediate_size": 30}, ("intermediate.dense.weight", "(28, 24)", "(30, 24)")),
         ({"vocab_size": 41}, ("word_embeddings.weight", "(40, 24)", "(41, 24)")),
-        ({"num_hidden_layers": 1}, ("encoder.layer.1.", "1 layers")),
+        ({"num_hidden_layers": 1}, ("encoder.layer.1.", "1 layer")),
         ({"num_hidden_layers": 3}, ("encoder.layer.2.", "is missing")),
         ({"hidden_act": "snake"}, ("activation 'snake'",)),
         ({"num_attention_heads": 5}, ("num_heads=5 does not divide d_model=24",)),

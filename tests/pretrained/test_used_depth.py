@@ -1,6 +1,7 @@
 """The depth report against the same measures by hand in PyTorch, on models of transformers."""
 
 import types
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -24,6 +25,7 @@ from tests.support.refusals import each_is_refused, is_refused
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 L, V = 3, 97
 SIZES = {"hidden_size": 32, "num_hidden_layers": L, "num_attention_heads": 4, "vocab_size": V}
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
@@ -151,6 +153,13 @@ def test_a_frozen_lens_divides_by_the_last_state(depth_case):
     log_q = torch.log_softmax(by_hand.logits(states)[:, -1:], -1)
     kl = torch.sum(log_p.exp() * (log_p - log_q), -1).mean(-1)
     assert_close(report.measures["frozen_kl"], kl, atol=2e-4)
+
+
+def test_a_checkpoint_without_a_head_for_the_next_token_is_refused():
+    source = rc.pretrained.open_checkpoint(GOLDEN / "bert")
+    message = r"^the model \(bert\) has no head that predicts the next token.*masked tokens$"
+    with pytest.raises(ValueError, match=message):
+        rc.depth_report(source, [[5, 8, 13]])
 
 
 def test_what_is_read_of_a_network_in_memory():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rank_collapse.report.wording import power_of_ten
+from rank_collapse.report.wording import describe_value, power_of_ten
 
 
 @pytest.mark.parametrize(
@@ -11,3 +11,11 @@ from rank_collapse.report.wording import power_of_ten
 )
 def test_powers_of_ten_are_written_as_powers(exponent, text):
     assert power_of_ten(exponent) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1, "1 sampled path"), (2, "2 sampled paths"), (11, "11 sampled paths")]
+)
+def test_one_of_a_kind_has_a_noun_in_the_singular(value, text):
+    assert describe_value("num_paths", value) == text
+    assert describe_value("d_model", 1) == "width 1"

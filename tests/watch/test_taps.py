@@ -228,8 +228,10 @@ def test_a_measurement_may_be_a_vector_and_a_layer_may_have_none():
         (out, constant), scalars = measure_taps(model, measure_rows, X[0], jnp.int32(index))
         np.testing.assert_array_equal(out, X[0])
         assert constant == 2.5
-        want = [X[0, 0], X[0, 0], np.full(D, third)]
+        want = [np.full(D, np.nan), X[0, 0], X[0, 0], np.full(D, third)]
         np.testing.assert_array_equal(scalars["row"], np.stack(want))
+        assert list(scalars) == ["row"]
+    assert measure_taps(model, lambda x, weights: {}, X[0], jnp.int32(1))[1] == {}
 
 
 def test_a_compiled_function_with_taps_is_measured_whether_or_not_it_ran_before():

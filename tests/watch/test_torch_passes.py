@@ -9,6 +9,11 @@ import pytest
 
 pytest.importorskip("torch")
 
+from torch._higher_order_ops.map import map as operators_map
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import flex_attention
+
 from rank_collapse.torch import watch
 from rank_collapse.watch.torch_passes import TRANSFORMED, read_loss
 from tests.oracles.measured_layers import (
@@ -122,6 +127,69 @@ def test_a_layer_inside_of_torch_func_has_a_reason(is_fused):
     described = watched.describe()
     assert len(row["residual_ratio"]) == 2 and described.count("torch.func") == 1
     assert "attentions.1: no layer: its attention ran inside of torch.func" in described
+
+
+class Hidden(Attention):
+    """Attention inside of an operator of torch that calls functions."""
+
+    def __init__(self, operator):
+        super().__init__()
+        self.operator = operator
+
+    def compute(self, x):
+        """Computes the attention."""
+        q, k, v = (heads(part(x)) for part in (self.q, self.k, self.v))
+        return self.o(join((q @ k.mT * (D // H) ** -0.5).softmax(-1) @ v))
+
+    def forward(self, x, mask=None):
+        if self.operator == "cond":
+            return torch.cond(x.sum() > -1e9, self.compute, torch.clone, (x,))
+        if self.operator == "while_loop":
+            start = torch.tensor(0), x
+            return while_loop(lambda i, x: i < 1, lambda i, x: (i + 1, self.compute(x)), start)[1]
+        if self.operator == "scan":
+            return scan(lambda x, y: (self.compute(x), y.clone()), x, torch.zeros(2, 3))[0]
+        if self.operator == "map":
+            return operators_map(lambda x: self.compute(x[None])[0], x)
+        q, k, v = (heads(part(x)).detach() for part in (self.q, self.k, self.v))
+        return self.o(join(flex_attention(q, k, v)))  # without gradients, as it has none on CPUs
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "operator",
+    [
+        "cond",
+        "flex_attention",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("while_loop", "scan", "map")),
+    ],
+)
+def test_a_layer_inside_of_an_operator_that_calls_functions_has_a_reason(operator):
+    """The layers around it are measured, and training has the same bits as without a watch."""
+    gradients = []
+    for is_watched in (False, True):
+        torch.manual_seed(5)
+        model = Stack(add_in_turn, Attention(), Hidden(operator), Attention())
+        if is_watched:
+            row, watched = watch_step(model, X)
+        else:
+            model(X).backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for first, second in zip(*gradients, strict=True):
+        assert first is second is None or torch.equal(first, second)
+    described = watched.describe()
+    assert len(row["residual_ratio"]) == 2 and described.count("no layer") == 1
+    assert f"attentions.1: no layer inside of {operator}: torch does not show" in described
+
+
+def test_an_operator_that_calls_functions_without_tokens_has_no_reason():
+    def add_gated(self, x, mask):
+        return add_in_turn(
+            self, x * torch.cond(x.sum() > 0, torch.cos, torch.sin, (x.sum(),)), mask
+        )
+
+    row, watched = watch_step(Stack(add_gated, Attention()), X)
+    assert len(row["residual_ratio"]) == 1 and "no layer" not in watched.describe()
 
 
 def test_functions_that_change_tensors_in_place_by_name_or_in_lists():
@@ -260,7 +328,7 @@ def test_products_that_are_no_weights_of_attention_are_left_out(attend, reason, 
 @pytest.mark.parametrize("tokens", ["read", "raw"])
 def test_a_softmax_over_one_key_is_left_out(tokens):
     row, watched = watch_step(Stack(add_in_turn, Attention()), X[:, :1], tokens=tokens)
-    assert "no weights: 3 examples of 1 keys" in watched.describe()
+    assert "no weights: 3 examples of 1 key" in watched.describe()
     assert not any("entropy" in name or "ratio" in name for name in row)
 
 

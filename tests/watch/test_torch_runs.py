@@ -44,8 +44,8 @@ def test_texts_of_one_token_are_left_out():
     watched = watch(model, 1)
     model(X[:, :1]).sum().backward()
     torch.optim.SGD(model.parameters(), 0.0).step()
-    assert watched.describe().count("no tokens: 2 examples of 1 tokens") == 2
-    assert watched.describe().count("no weights: 2 examples of 1 keys") == 2
+    assert watched.describe().count("no tokens: 2 examples of 1 token") == 2
+    assert watched.describe().count("no weights: 2 examples of 1 key") == 2
     assert watched.rows[0].keys() == {"step", *(f"{p}_gradient" for p in ("query", "key", "value"))}
 
 

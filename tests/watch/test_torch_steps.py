@@ -139,7 +139,7 @@ def test_a_chosen_layer_is_missing_until_it_runs():
     model = Stack(add_in_turn, Attention())
     watched, step = watch(model, 1, layers=[0, 1]), make_stepper(model)
     step()
-    assert "no layer 1: attention ran in layers 0 to 0" in watched.describe()
+    assert "no layer 1: attention ran in layer 0 alone" in watched.describe()
     model.attentions.append(Attention())
     step()
     watched.close()
@@ -273,7 +273,7 @@ def test_a_watch_says_its_cost():
     watched, step = watch(model, 3), make_stepper(model)
     for _ in range(2):
         step()
-    assert watched.describe().startswith("Stack, every 3 steps, 1 rows; cost: known after")
+    assert watched.describe().startswith("Stack, every 3 steps, 1 row; cost: known after")
     for _ in range(3):
         step()
     assert "cost: a measured step took as long as" in watched.describe().splitlines()[0]

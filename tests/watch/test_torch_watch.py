@@ -359,7 +359,7 @@ def test_a_description_of_some_layers_gives_the_others_none():
     assert names == {0: ["not measured"], 1: sorted(row.keys() - {"step", "loss"}), 2: names[0]}
     assert others == ["no layer 3: attention ran in layers 0 to 2"]
     first = watched.describe().splitlines()[0]
-    assert first.startswith("a model that is gone, every 1 steps, 1 rows; cost: ")
+    assert first.startswith("a model that is gone, every step, 1 row; cost: ")
 
 
 def test_a_layer_that_runs_twice_has_two_lines():

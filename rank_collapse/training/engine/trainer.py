@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
+from rank_collapse.printed import format_count
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.progress import Progress
 from rank_collapse.runs.seeds import fold_key
@@ -241,9 +242,11 @@ class Trainer:
                 point, int(runs.points[position]), int(runs.seeds[position])
             )
             last = runs.finite_steps[position]
-            self.progress.say(f"{name}: {reason}; it keeps its state after {last} steps")
+            self.progress.say(
+                f"{name}: {reason}; it keeps its state after {format_count(last, 'step')}"
+            )
         if len(stopped) > MOST_NAMED:
-            self.progress.say(f"and {len(stopped) - MOST_NAMED} more runs")
+            self.progress.say(f"and {format_count(len(stopped) - MOST_NAMED, 'more run')}")
 
     def _describe_metric(self, runs):
         """Describes the median of the first number that is measured, such as "loss 0.31"."""

@@ -53,7 +53,7 @@ MISTAKES = {
         "--text=absent.txt": "absent.txt does not exist",
         "--text={tmp}/empty": "is empty",
         "--text={tmp}/latin": "is not UTF-8",
-        "--text={tmp}/one": "1 tokens are fewer than 2",
+        "--text={tmp}/one": "the text has 1 token, fewer than the 2",
         "--inputs=gaussian --num_tokens=1": "num_tokens=1 is fewer than 2",
         "--weight_scale=nan": "finite",
         "--dtype=float32,float64": "dtype",  # of the whole run

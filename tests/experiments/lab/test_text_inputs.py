@@ -32,10 +32,10 @@ def test_ids_are_ranks_of_first_appearance_and_a_longer_excerpt_begins_alike():
 @pytest.mark.parametrize("content", ["", "word", "  \n"])
 def test_fewer_than_two_tokens_are_refused(content):
     each_is_refused(
-        (lambda: token_ids(content, 10), "fewer than 2"),
-        (lambda: token_ids("many words here", 1), "fewer than 2"),
+        (lambda: token_ids(content, 10), "fewer than the 2 that"),
+        (lambda: token_ids("many words here", 1), "fewer than the 2 that"),
     )
-    with pytest.raises(ValueError, match=r"^0 tokens are fewer than 2"):
+    with pytest.raises(ValueError, match=r"^the text has 0 tokens, fewer than the 2 that"):
         token_ids("many words here", -1)
 
 

@@ -47,7 +47,7 @@ NUMBERS = read_numbers(
         ),
         ("{accuracy|range|.1f}, {log; rate: no norm, scale 1|range|.0f}", "1.0 to 1.0, −1 to 3"),
         ("{no row|.2f}, {log|low|.2f}, {empty|.2f}", "–, –, –"),
-        ("{log|low|}", "–"),
+        ("{log|low|}, {empty}, {empty|}", "–, –, –"),
         ("{log; no row|range|.2f}, {log; empty|range|.2f}, {log; empty|range|}", "–, –, –"),
         ("{low|.1e}, {low|.0f}", "1.2e6, 1234567"),
         ("{change}", "−0.002 (−0.016 to 0.011)"),
@@ -73,8 +73,8 @@ def test_flags_of_a_run_are_numbers_of_texts():
 
 
 def test_what_no_table_has_is_named():
-    text = "{log|.1f} {other: row|.2f} {log|interval|.1f} {empty|.1f} {mean |x_L||low|.1f}"
-    missing = ["other: row|.2f", "log|interval|.1f", "empty|.1f", "mean |x_L||low|.1f"]
+    text = "{log|.1f} {other: row|.2f} {log|interval|.1f} {empty} {mean |x_L||low|.1f}"
+    missing = ["other: row|.2f", "log|interval|.1f", "empty", "mean |x_L||low|.1f"]
     assert find_missing(text, NUMBERS) == missing
 
 

@@ -45,9 +45,9 @@ def test_masked_tokens_are_of_the_text_and_others_in_each_copy():
 
 def test_a_text_without_inner_tokens_is_named():
     """Two tokens close a text in most models, and one is both."""
-    for count in (0, 1, 2):
+    for count, counted in enumerate(("0 tokens", "1 token", "2 tokens")):
         mask = np.arange(4) < np.array([[4], [count]])
-        message = f"text 1 has {count} tokens: fewer than 3 have none to mask"
+        message = f"text 1 has {counted}: fewer than 3 have none to mask"
         is_refused(message, text_measures.masked_copies, np.ones((2, 4), int), mask, 9, 2)
     _, chosen = text_measures.masked_copies(np.ones((1, 4), int), np.arange(4)[None] < 3, 9, 2)
     assert chosen.tolist() == [[False, True, False, False]] * 2
