@@ -299,6 +299,18 @@ def test_the_gradient_of_the_rank_one_ratio_is_that_of_differences(x64, norm):
     assert np.isfinite(jax.jit(jax.grad(rc.rank_one_ratio))(one)).all()
 
 
+def test_the_gradient_of_the_rank_one_ratio_by_torch_is_that_by_jax(x64):
+    """Also of singular values that are equal, where the derivative of an SVD is infinite."""
+    torch = pytest.importorskip("torch")
+    x = np.zeros((5, 4))
+    x[:2, 0], x[2, 1], x[3, 2] = (3, 2), 1, 1  # σ² = 13, 1, 1, 0
+    tensor = torch.tensor(x, requires_grad=True)
+    rc.rank_one_ratio(tensor, norm="frobenius").backward()
+    gradient = jax.jit(jax.grad(lambda x: rc.rank_one_ratio(x, norm="frobenius")))(x)
+    np.testing.assert_allclose(tensor.grad, gradient, rtol=1e-6, atol=1e-12)
+    assert np.abs(gradient).max() > 0.1
+
+
 @pytest.mark.parametrize("norm", ["composite", "max"])
 def test_compiled_gradients_of_the_rank_one_ratio_are_those_of_differences(x64, optimized, norm):
     """A compiled program may round σ_1² once and keep all its digits another time: the gap of σ_1

@@ -316,6 +316,18 @@ def test_branches_inside_of_branches_and_names_of_scopes_count_once(x64):
     assert_close(result.by_length, [x, x @ W8], atol=1e-12)
 
 
+def test_a_name_that_only_begins_as_the_pattern_is_no_branch(x64):
+    x = tokens()
+
+    def fn(x):
+        x = x + checkpoint_name(x @ W8, "attn")
+        return x + checkpoint_name(x @ W8, "attn_2")
+
+    result = contributions(fn, x, "attn")
+    skip = jnp.eye(D) + W8
+    assert_close(result.by_length, [x @ skip, x @ W8 @ skip], atol=1e-12)
+
+
 def test_a_name_of_what_a_branch_of_its_kind_reads_counts_nothing_more(x64):
     x = tokens()
 

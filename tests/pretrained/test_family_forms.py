@@ -128,6 +128,13 @@ def rename_parts(state, *pairs):
     return renamed
 
 
+def test_the_first_rows_of_roberta_positions_are_of_padding():
+    model = architectures.build(architectures.CASES["roberta"])
+    positions = pretrained.open_checkpoint(model).outside.embedding.positions
+    table = model.embeddings.position_embeddings.weight.detach()
+    np.testing.assert_array_equal(positions, table[model.config.pad_token_id + 1 :])
+
+
 def test_older_names_of_dinov2(tmp_path):
     """As the published files have them: BERT's names, gate and up in one map."""
     model = architectures.build(architectures.FORMS["dinov2"])

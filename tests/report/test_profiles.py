@@ -78,3 +78,10 @@ def test_panels_of_one_profile_differ_in_colour_and_profiles_keep_theirs_in_ever
     assert [ax.lines[0].get_color() for ax in rc.plot(one).axes] == [*figures.COLORS[:2]]
     for ax in rc.plot([one, one]).axes:
         assert [line.get_color() for line in ax.lines] == [*figures.COLORS[:2]]
+
+
+def test_several_profiles_share_a_scale_that_any_of_them_needs():
+    far, near = {"ratio": [1.0, 100.0]}, {"ratio": [5.0, 6.0]}
+    for profiles in ([far, near], [near, far]):
+        assert rc.plot(profiles).axes[0].get_yscale() == "log"
+    assert rc.plot([near, near]).axes[0].get_yscale() == "linear"

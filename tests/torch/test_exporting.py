@@ -138,16 +138,17 @@ def test_a_buffer_that_another_replaces_is_put_back():
 
 def test_contents_that_refer_to_themselves_are_put_back():
     """As a cache whose layers refer to it, and a list in two places."""
-    shared = [1, 2]
+    shared, inner = [1, 2], [5]
     cache = SimpleNamespace(layers=shared, states=None)
     cache.whole = cache
-    arguments = [(shared, cache), {"cache": cache, "pair": (shared, shared)}]
+    arguments = [(shared, cache), {"cache": cache, "pair": (shared, (inner,))}]
     with _contents_kept(arguments):
+        inner.append(6)
         shared.append(3)
         shared[0] = 4
         cache.states, cache.more = A, B
         arguments[1].clear()
-    assert shared == [1, 2] and cache.layers is shared and cache.whole is cache
+    assert shared == [1, 2] and inner == [5] and cache.layers is shared and cache.whole is cache
     assert cache.states is None and not hasattr(cache, "more")
     assert arguments[1].keys() == {"cache", "pair"}
 

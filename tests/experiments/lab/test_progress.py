@@ -50,6 +50,20 @@ def test_a_step_without_end_and_an_activity_say_so(is_activity, monkeypatch, cap
     assert lines.count(text) >= 2 and [line for line in logged if line == text]
 
 
+def test_silence_is_looked_for_several_times_within_its_limit(monkeypatch):
+    """Otherwise a line could come after nearly twice the limit."""
+    intervals = []
+
+    def repeat(report, seconds):
+        intervals.append(seconds)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(progress, "repeat_until_done", repeat)
+    with Progress(2, "train"):
+        pass
+    assert intervals and max(intervals) <= progress.SILENCE / 4
+
+
 def test_a_bar_that_is_disabled_says_nothing(monkeypatch, capsys):
     monkeypatch.setattr(progress, "SILENCE", 0.02)
     with Progress(0, "train") as bar, bar.time_activity("compiling"):
