@@ -88,7 +88,7 @@ def make_sizes(options: Options) -> Sizes:
 
 def describe_size(heads: int, layers: int) -> str:
     """Names an architecture by its size: "1 head, 5 layers"."""
-    return f"{heads} head{'s' * (heads != 1)}, {layers} layer{'s' * (layers != 1)}"
+    return f"{format_count(heads, 'head')}, {format_count(layers, 'layer')}"
 
 
 def measure(options: Options, sizes: Sizes, folder: RunFolder) -> Tables:

@@ -159,7 +159,7 @@ def share_figure(cells: ByCell):
         place, index = names.index(cell.design), depths.index(cell.depth)
         fails, x = results["failed"], place + 0.13 * (index - (len(depths) - 1) / 2)
         interval = wilson_interval(int(fails.sum()), len(fails))
-        label = None if place else f"{format_count(cell.depth, 'layer')}"
+        label = None if place else format_count(cell.depth, "layer")
         plots.draw_interval(ax, x, fails.mean(), interval, label, index)
         ax.set_xticks(range(len(names)), map(words, names))
         limits = {"ylim": (-0.05, 1.05), "xlim": (-0.6, len(names) - 0.4)}

@@ -18,6 +18,7 @@ from experiments.lab.flags import Flags, Mode, run_path
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
 from experiments.lab.run import Run
+from rank_collapse.printed import format_count
 from rank_collapse.runs.files import damaged_file_error
 
 
@@ -143,7 +144,7 @@ def describe_round(state: Round, noun: str, most: int, seconds: float | None) ->
         return text
     names = ", ".join(f"{key}: {judged.row.setting}" for key, judged in open_rows[:3])
     names += ", …" * (len(open_rows) > 3)
-    text += f", {len(open_rows)} row{'s' * (len(open_rows) > 1)} open ({names})"
+    text += f", {format_count(len(open_rows), 'row')} open ({names})"
     num_more = state.draws_left()
     if state.num_draws == most:
         return f"{text}; open after {most} {noun}, the budget"

@@ -7,6 +7,7 @@ from experiments.lab import labelled
 from experiments.path_accuracy.accuracy_results import accuracies, largest_sets
 from experiments.path_accuracy.evaluation import BASELINES
 from experiments.train.trained_tasks import TrainedTask
+from rank_collapse.printed import format_count
 from rank_collapse.report import figures
 
 
@@ -51,7 +52,7 @@ def paths_figure(results: xr.Dataset, task: TrainedTask):
             accuracy.path_length + 0.08 * (index - 0.5),
             accuracy.mean("seed"),
             accuracy.std("seed"),
-            label=f"{size} sampled path{'s' * (size > 1)}, recomputed",
+            label=f"{format_count(size, 'sampled path')}, recomputed",
             capsize=2,
             color=figures.color(index),
             marker=figures.MARKERS[index],
@@ -156,5 +157,4 @@ def loss_figure(results: xr.Dataset, task: TrainedTask):
 
 def count_seeds(values: xr.Dataset | xr.DataArray) -> str:
     """Returns the number of seeds in words, "3 seeds"."""
-    count = values.sizes["seed"]
-    return f"{count} seed{'s' * (count != 1)}"
+    return format_count(values.sizes["seed"], "seed")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from experiments.reproducing.filling import write_minus, write_numbers
 from experiments.verdicts import STATEMENTS, describe_measured, setting_text
 from experiments.verdicts.statement_page import Section
+from rank_collapse.printed import format_count
 from rank_collapse.report.intervals import LEVEL, describe_level
 
 TERMS_LINK = "[Terms](#terms) that this section uses are explained at the top of the page."
@@ -80,12 +81,12 @@ def _render_section(section):
         "are any."
     )
     if section.claims:
-        count = len(section.claims)
-        title = f"Statements about this experiment: {count} measurement{'s' * (count != 1)}"
+        count = format_count(len(section.claims), "measurement")
+        title = f"Statements about this experiment: {count}"
         paragraphs.append(_fold(title, _list_claims(section.claims)))
     if figures[1:]:
         links = "\n".join(f"- [{caption}]({path})" for caption, path in figures[1:])
-        title = f"{len(figures) - 1} more figure{'s' * (len(figures) != 2)}"
+        title = format_count(len(figures) - 1, "more figure")
         paragraphs.append(_fold(title, links))
     return [*paragraphs, f"```\n{section.command}\n```", section.details], files
 

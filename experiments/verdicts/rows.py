@@ -198,8 +198,8 @@ def share_within_row(
         num_inside, num_known = np.cumsum(is_inside).tolist(), np.cumsum(is_known).tolist()
         num_unknown = np.cumsum(~is_known).tolist()
         return _intersect(
-            share_interval_at_any_stop(inside, total, level, unknown=unknown)
-            for inside, total, unknown in zip(num_inside, num_known, num_unknown, strict=True)
+            share_interval_at_any_stop(inside, finite, level, unknown=unknown)
+            for inside, finite, unknown in zip(num_inside, num_known, num_unknown, strict=True)
         )
 
     notes = f"{count} of {total}" * (total > 0), _spread_note(numbers[is_known]), note

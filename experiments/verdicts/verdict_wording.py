@@ -19,6 +19,7 @@ from experiments.verdicts.claims import (
 )
 from experiments.verdicts.rows import Row
 from rank_collapse.measures.rounding import rounding_limit
+from rank_collapse.printed import format_count
 from rank_collapse.report.intervals import describe_level
 from rank_collapse.report.page import format_number
 
@@ -180,4 +181,4 @@ def row_note(row: Row) -> str:
     """Writes "8 draws; 2 of 10 draws have no number"; "" for a row that was not measured."""
     if not row.num_made:
         return ""
-    return f"{row.draws} draw{'s' * (row.draws != 1)}" + (f"; {row.note}" if row.note else "")
+    return format_count(row.draws, "draw") + (f"; {row.note}" if row.note else "")

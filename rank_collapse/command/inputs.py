@@ -67,10 +67,9 @@ class Inputs(NamedTuple):
     def counts(self) -> str:
         """Returns a description such as "4 texts of 12 to 64 tokens"."""
         noun, unit = ("input", "vectors") if self.mask is None else ("text", "tokens")
-        noun = noun if len(self.x) == 1 else f"{noun}s"
         shortest, longest = self.lengths.min(), self.lengths.max()
         span = f"{longest}" if shortest == longest else f"{shortest} to {longest}"
-        return f"{len(self.x)} {noun} of {span} {unit}"
+        return f"{format_count(len(self.x), noun)} of {span} {unit}"
 
 
 def open_source(name: str) -> Opened:

@@ -351,5 +351,7 @@ def describe_missing_head(source: OpenCheckpoint, name: str) -> str:
         name: Its name in the sentence.
     """
     other = "; its head predicts masked tokens" if source.family.masked_head else ""
-    kind = source.settings["model_type"]
-    return f"{name} ({kind}) has no head that predicts the next token, which this needs{other}"
+    return (
+        f"{name} ({source.settings['model_type']}) has no head that predicts the next token, and "
+        f"the depth report needs one{other}"
+    )

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rank_collapse.printed import format_count
 from rank_collapse.report.style import STYLE
 
 
@@ -153,7 +154,7 @@ def _render_section(section):
         parts.append(render_table(section.table))
     parts += [wrap_folded(*pair) for pair in section.folded]
     if further := section.figures[1:]:
-        count = f"{len(further)} more figure{'s' * (len(further) != 1)}"
+        count = format_count(len(further), "more figure")
         parts.append(wrap_folded(count, "".join(map(_render_figure, further))))
     if section.command:
         details = f'<p class="small">{escape_html(section.details)}</p>' if section.details else ""

@@ -5,7 +5,9 @@
 - `torch_watch`: which steps are measured, and the row of each; `torch_models`: which models can be
   watched, and which of their attentions are numbered.
 - `torch_passes`: which modules and which functions of torch run in a measured step.
-- `torch_call_masks`: which mask of the call says which tokens of an attention exist;
+- `torch_hidden`: attentions where torch hides values; `torch_arrivals`: whether the gradients of a
+  pass were dropped.
+- `torch_call_masks`: which mask of the call says which tokens of an attention exist.
 - `torch_runs`: the attentions among them, each with the scalars of its tokens and of its weights;
   `torch_frames` has the modules that run, `torch_pieces` the single products of a run.
 - `torch_tokens`: the tokens that the queries of an attention are made of.

@@ -52,9 +52,3 @@ class Arrivals:
 def _make_hook(has_come):
     """Returns a hook of a node that sets an event, and changes no gradient."""
     return lambda *gradients: has_come.set()
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Returns whether a model, or a part of it, is under FSDP2 (`fully_shard`)."""
-    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
-    return "FSDPModule" in kinds

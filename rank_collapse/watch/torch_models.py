@@ -1,12 +1,12 @@
-"""Which models of PyTorch can be watched, and which of their attentions are numbered."""
+"""Which models of PyTorch can be watched, the names of their modules, and which of their attentions
+are numbered."""
 
+import re
 from collections.abc import Callable, Sequence
 
 from torch import nn
 
 from rank_collapse.struct import find_nearest
-from rank_collapse.watch.torch_arrivals import is_sharded
-from rank_collapse.watch.torch_passes import plain_name
 
 
 def check_model(model: object) -> None:
@@ -70,3 +70,14 @@ def read_layers(
         return any(f"{name}.".startswith(f"{layer}.") for layer in chosen)
 
     return select, ()
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Returns whether a model, or a part of it, is under FSDP2 (`fully_shard`)."""
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    return "FSDPModule" in kinds
+
+
+def plain_name(name: str) -> str:
+    """Returns a module's dotted name without what compilation and DDP put before it."""
+    return re.sub(r"(^|\.)_orig_mod(?=\.|$)|^module(?=\.|$)", "", name).strip(".")

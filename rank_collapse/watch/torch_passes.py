@@ -6,7 +6,6 @@ torch. The model has no hooks, so it can be copied, saved and compiled as usual.
 
 import contextlib
 import functools
-import re
 import string
 import threading
 import types
@@ -16,23 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._ops import HigherOrderOperator
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 from rank_collapse.watch import torch_products as products
 from rank_collapse.watch.recorder import LeftOut, Notes
-from rank_collapse.watch.torch_arrivals import Arrivals, is_sharded
+from rank_collapse.watch.torch_arrivals import Arrivals
 from rank_collapse.watch.torch_frames import Frame
-from rank_collapse.watch.torch_functions import (
-    MAPS,
-    PRODUCTS,
-    SOFTMAX,
-    floats_in,
-    read_product,
-    tensors_in,
-)
+from rank_collapse.watch.torch_functions import MAPS, floats_in, read_product, tensors_in
+from rank_collapse.watch.torch_hidden import TRANSFORMED, HiddenCalls, is_transformed
+from rank_collapse.watch.torch_models import is_sharded, plain_name
 from rank_collapse.watch.torch_origins import Origins
 from rank_collapse.watch.torch_runs import Runs, Select
 from rank_collapse.watch.torch_tags import Term
@@ -48,7 +40,6 @@ from rank_collapse.watch.torch_weights import (
 )
 
 _DOT_OPTIONS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-TRANSFORMED = "ran inside of torch.func (grad, vmap), whose tensors hide values"
 _HEADS = functional.multi_head_attention_forward
 _SHOWN_HEADS = types.FunctionType(  # the same code, which does not hide what it calls from modes
     _HEADS.__code__, vars(functional) | {"has_torch_function": lambda tensors: False}
@@ -89,7 +80,7 @@ class Pass(TorchFunctionMode):
         self._begin_runs = functools.partial(Runs, select, tokens, mask is not None, notes)
         self.reason = "none of its modules ran"
         self._begin()
-        self._transformed = WeakIdKeyDictionary()  # made of a softmax inside of torch.func
+        self._hidden = HiddenCalls(notes)
         self._number, self._is_measured = 0, False
         self._frames: list[Frame] = []  # of the modules that run
         self._origins = self._begin_origins()
@@ -106,7 +97,7 @@ class Pass(TorchFunctionMode):
         is_other = self._frames and self._thread != threading.get_ident()
         if not self._frames and module in self._names:
             self._read_names()  # modules may be new
-            if _is_transformed():
+            if is_transformed():
                 self.reason = f"it {TRANSFORMED}"
         if module not in self._names or is_other or _is_traced():
             return call(module, *args, **kwargs)
@@ -156,10 +147,11 @@ class Pass(TorchFunctionMode):
             with self:
                 return _SHOWN_HEADS(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        if self._is_measured and isinstance(func, HigherOrderOperator):
-            self._see_operator(func, result)
-        if self._is_measured and _is_transformed():
-            self._see_transformed(func, (args, kwargs), result)
+        if self._is_measured:
+            name = self._frames[-1].name
+            self._notes.attempt(
+                name, "hidden layer", self._hidden.see, name, func, (args, kwargs), result
+            )
         if isinstance(result, Tensor | tuple | list) or func is Tensor.__setitem__:
             self._measure(self._see_call, func, args, kwargs or {}, result)
         return result
@@ -267,34 +259,6 @@ class Pass(TorchFunctionMode):
                     self._measure_product(self._see_linear, *linear, result)
                     return
         self._origins.see_function(function, product, args, kwargs, result)
-
-    def _see_transformed(self, function, arguments, result):
-        """Notes an attention that is computed inside of `torch.func`, so that none is left out
-        without a reason.
-
-        Args:
-            function, arguments, result: The function of torch, and arguments and result of its
-                call.
-        """
-        is_weighted = any(a in self._transformed for a in tensors_in(arguments))
-        if function is functional.scaled_dot_product_attention or (
-            function in PRODUCTS and is_weighted
-        ):
-            self._notes.leave_out(self._frames[-1].name, "layer", f"its attention {TRANSFORMED}")
-        elif function in SOFTMAX or is_weighted:
-            self._transformed.update((a, None) for a in tensors_in(result))
-
-    def _see_operator(self, operator, result):
-        """Notes an operator that calls functions, such as `torch.cond`, because attention may run
-        in them, where torch shows nothing.
-
-        Args:
-            operator, result: The operator of torch, and its result.
-        """
-        if any(a.ndim > 1 for a in floats_in(result)):
-            name = operator.name().removesuffix("_impl")
-            reason = "torch does not show what runs there"
-            self._notes.leave_out(self._frames[-1].name, f"layer inside of {name}", reason)
 
     def _measure_product(self, see, *args):
         """Measures a product that is not empty; its result comes from no map, whatever happens.
@@ -404,17 +368,7 @@ class Pass(TorchFunctionMode):
 
 def _is_traced():
     """Returns whether torch compiles, traces, or is inside of `torch.func`."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or _is_transformed()
-
-
-def _is_transformed():
-    """Returns whether code runs inside of a transformation of `torch.func`."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def plain_name(name: str) -> str:
-    """Returns a module's dotted name without what compilation and DDP put before it."""
-    return re.sub(r"(^|\.)_orig_mod(?=\.|$)|^module(?=\.|$)", "", name).strip(".")
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed()
 
 
 def read_loss(output: Any) -> Tensor | None:

@@ -21,9 +21,8 @@ from rank_collapse.watch.recorder import (
     Recorder,
     make_transformers_callback,
 )
-from rank_collapse.watch.torch_arrivals import is_sharded
 from rank_collapse.watch.torch_gradients import measure_gradient
-from rank_collapse.watch.torch_models import check_model, read_layers
+from rank_collapse.watch.torch_models import check_model, is_sharded, read_layers
 from rank_collapse.watch.torch_passes import Pass
 from rank_collapse.watch.torch_steps import REMOVED, OpenWatches, StepTimes
 

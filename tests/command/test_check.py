@@ -183,12 +183,13 @@ def test_ids_that_are_given_are_not_cut_and_a_cut_is_said(tmp_path):
         (["chekc"], "check, depth, watch"),
         (
             ["depth", str(GOLDEN)],
-            "bert (bert) has no head that predicts the next token, which this needs; its head "
-            "predicts masked tokens",
+            "bert (bert) has no head that predicts the next token, and the depth report needs one; "
+            "its head predicts masked tokens",
         ),
         (
             ["depth", str(GOLDEN.parent / "vit-wide")],
-            "vit-wide (vit) has no head that predicts the next token, which this needs\n",
+            "vit-wide (vit) has no head that predicts the next token, and the depth report needs "
+            "one\n",
         ),
         ([str(GOLDEN), "--text", __file__], "bert has none of tokenizer.json, vocab.json with"),
         ([str(GOLDEN), "--tokenizer=no/such"], "no/such has none of tokenizer.json"),

@@ -6,9 +6,9 @@ pytest.importorskip("torch")
 
 from rank_collapse.measures import table
 from rank_collapse.runs import metrics
-from rank_collapse.watch import torch_passes, torch_products, torch_watch
+from rank_collapse.watch import torch_hidden, torch_passes, torch_products, torch_watch
 
-BROKEN = ("measures", "products", "gradients", "all", "log", "disk")
+BROKEN = ("measures", "products", "gradients", "hidden", "all", "log", "disk")
 
 
 def raises(*_, **__):
@@ -23,6 +23,7 @@ def break_part(broken, monkeypatch, folder):
     parts = {
         "products": (torch_products, "choose_rows"),
         "gradients": (torch_watch, "measure_gradient"),
+        "hidden": (torch_hidden.HiddenCalls, "see"),
         "all": (torch_passes.Pass, "_see_call"),
     }
     if broken in parts:

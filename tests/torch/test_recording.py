@@ -276,7 +276,7 @@ def test_a_stream_with_tokens_first_is_refused(tmp_path):
 
 
 class Skips(Model):
-    """Calls no layer where it is told so, as an early exit."""
+    """Skips its layers on demand, as an early exit does."""
 
     def forward(self, ids, is_short):
         return self.embed(ids) if is_short else super().forward(ids)

@@ -112,7 +112,7 @@ def test_another_stream_that_obeys_a_mask_gives_the_first_its_tokens_back():
 
 
 def test_a_mask_that_fits_nothing_counts_where_its_keys_have_no_weight():
-    """By its likelier reading or the other; not if examples cannot be told from tokens."""
+    """By its likelier reading or the other; by none if examples are as many as tokens."""
     p = torch.tensor([0.5, 0.5, 0.0])
     for mask in (KEPT, ~KEPT):
         masks = CallMasks(False, Notes())

@@ -244,8 +244,8 @@ def test_the_folder_of_each_process_but_the_first_is_locked_apart(tmp_path, monk
             is_refused(message, SweepFolder, tmp_path, {"steps": 1}, error=files.RunError)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_an_interruption_saves_what_is_done(error, tmp_path, monkeypatch):
+def interrupt_second_chunk(patch, error):
+    """Makes the second chunk of a sweep raise an error."""
     advance, calls = Program.advance, []
 
     def interrupt(self, *arguments):
@@ -254,8 +254,13 @@ def test_an_interruption_saves_what_is_done(error, tmp_path, monkeypatch):
             raise error
         return advance(self, *arguments)
 
+    patch.setattr(Program, "advance", interrupt)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_interruption_saves_what_is_done(error, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(Program, "advance", interrupt)
+        interrupt_second_chunk(patch, error)
         patch.setattr(SweepFolder, "is_due", lambda self: False)
         with pytest.raises(error):
             run(folder=tmp_path)
@@ -264,15 +269,7 @@ def test_an_interruption_saves_what_is_done(error, tmp_path, monkeypatch):
 
 
 def test_an_interruption_without_a_folder_is_passed_on(monkeypatch, capsys):
-    advance, calls = Program.advance, []
-
-    def interrupt(self, *arguments):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return advance(self, *arguments)
-
-    monkeypatch.setattr(Program, "advance", interrupt)
+    interrupt_second_chunk(monkeypatch, KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         run(quiet=False)
     assert "resumes" not in capsys.readouterr().err
