@@ -113,6 +113,7 @@ def test_parameters_of_nnx_blocks_made_together():
         assert_close(mine, single(x), atol=2e-6)
 
 
+@pytest.mark.full
 def test_keys_and_values_of_groups_are_written_for_each_head():
     config = rc.san(1, 4, D, num_kv_heads=2)
     grouped = rc.network.layer_params(draws.parameters(config), config, 0).attention

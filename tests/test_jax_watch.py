@@ -62,6 +62,7 @@ class Stack(nn.Module):
 RNGS = {"params": jax.random.key(1), "dropout": jax.random.key(2)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("remat", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_linen_in_jit_and_remat(remat):
     model = Stack(remat)
@@ -163,6 +164,7 @@ def test_linen_examples_of_an_inner_vmap_are_a_batch_and_so_are_frames():
     np.testing.assert_allclose(scalars["attention_entropy"], entropy, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_gradients_of_the_scalars_are_zero():
     model = nnx.MultiHeadAttention(H, D, decode=False, rngs=nnx.Rngs(0))
 

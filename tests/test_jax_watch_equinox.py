@@ -21,6 +21,7 @@ from tests.oracles.flax_layers import (
 )
 
 
+@pytest.mark.full
 def test_equinox_blocks_in_jit_and_vmap():
     eqx = pytest.importorskip("equinox")
     keys = jax.random.split(jax.random.key(0), L)
@@ -57,6 +58,7 @@ def test_equinox_blocks_in_jit_and_vmap():
 FULL = [pytest.param(how, marks=pytest.mark.full) for how in ("vmap", "jit", "stacked")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["checkpoint", *FULL])
 def test_equinox_transformations_inside(how):
     """Tokens, losses and gradients are those of the model without a measurement."""

@@ -36,6 +36,7 @@ class Model(nnx.Module):
         return x
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_nnx(jit):
     model, other = Model(nnx.Rngs(0)), Model(nnx.Rngs(0))
@@ -81,6 +82,7 @@ def build_examples(rngs):
     return model
 
 
+@pytest.mark.full
 def test_nnx_inner_and_outer_vmap_and_frames():
     model = build_examples(nnx.Rngs(0))
     _, scalars = jax_watch.nnx_monitored(model, X)

@@ -21,6 +21,7 @@ class Model(nnx.Module):
         return x + self.attention(x, **self.options)
 
 
+@pytest.mark.full
 def test_a_causal_flag_masks_as_the_mask_does():
     mask = jnp.tril(jnp.ones((5, 5), bool))[None, None]
     (out, flagged), (expected, masked), (_, free) = (

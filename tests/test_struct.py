@@ -87,6 +87,7 @@ def test_traced_numbers_are_not_checked():
     np.testing.assert_array_equal(both.ravel(), [1, 0])
 
 
+@pytest.mark.full
 def test_a_traced_threshold_of_arrays_in_memory():
     """Those are measured by NumPy where nothing is traced."""
     x = jnp.eye(3, 4) * jnp.array([[1.0], [1.0], [9.0]])

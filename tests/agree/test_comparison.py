@@ -31,6 +31,7 @@ def is_clean(compare, seed):
     return all(answer.agree is not False and answer.first is None for answer in answers)
 
 
+@pytest.mark.full
 def test_rounding_is_no_fault(compare):
     assert all(is_clean(compare, seed) for seed in range(10_000, 10_015))
 

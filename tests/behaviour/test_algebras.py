@@ -327,15 +327,15 @@ QUICK = {
     "sums by length": tuple(NETWORKS),
     "heads": ("decoder", "cross-attention"),
     "direct": ("decoder", "encoder", "sandwich", "both norms", "cross-attention"),
-    "frozen paths": ("decoder", "both norms", "norms of branches"),
+    "frozen paths": ("decoder", "both norms"),
     "recomputed paths": ("decoder", "encoder", "sandwich", "both norms"),
     "truncation": ("decoder", "encoder", "sandwich", "both norms"),
     "logarithms": ("decoder", "encoder", "sandwich"),
     "balls": ("decoder", "encoder", "sandwich", "both norms", "norms of branches"),
-    "bounds": ("both norms", "skips of MLPs alone"),
-    "tangent": ("decoder", "encoder", "sandwich", "both norms"),
+    "bounds": ("skips of MLPs alone",),
+    "tangent": ("decoder", "encoder", "sandwich"),
     "cubic law": ("skips of MLPs alone",),
-    "expectation": ("decoder", "cross-attention"),
+    "expectation": ("cross-attention",),
 }
 
 

@@ -42,6 +42,7 @@ def pad_inputs(inputs, axes):
     return padded | {"mask": pad(mask)}, mask
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", full_but(CASES, "memory", "ids"))
 def test_sums_over_paths_are_those_without_padding(case, x64):
     fields, inputs, axes = CASES[case]

@@ -31,6 +31,7 @@ def test_the_rate_is_3(config, seed):
     assert float(rc.local_rate(final_profile(config, seed))[-1]) == pytest.approx(3, abs=0.05)
 
 
+@pytest.mark.full
 def test_skips_leave_more_of_the_residual():
     for seed in range(SEEDS):
         without_skips = final_profile(rc.san(DEPTH, HEADS, WIDTH), seed)

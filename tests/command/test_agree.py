@@ -61,6 +61,7 @@ def test_runs_that_differ(recordings, capsys):
         assert row["worst_token"] == " ".join(map(str, sublayer["worst_token"]))
 
 
+@pytest.mark.full
 def test_the_picture_of_the_page_marks_the_fault(recordings, monkeypatch, capsys):
     """The layer and the part that the sentence names; nothing if the runs agree."""
     marked = []

@@ -38,6 +38,7 @@ def parametrize_folder(quick):
     )
 
 
+@pytest.mark.full
 @parametrize_folder("bert")
 def test_one_page_about_one_checkpoint(folder, tmp_path, capsys):
     out, text = tmp_path / "page.html", tmp_path / "text.txt"
@@ -69,6 +70,7 @@ def test_one_page_about_one_checkpoint(folder, tmp_path, capsys):
     assert "with equal weights on all tokens, 0 with one token" in page
 
 
+@pytest.mark.full
 @parametrize_folder("llama-grouped")
 def test_its_numbers_are_those_of_the_network(folder, tmp_path):
     text = tmp_path / "text.txt"
@@ -245,6 +247,7 @@ def test_a_plain_name_that_is_no_folder_names_the_others(tmp_path, monkeypatch, 
 ODD = "=HYPERLINK(1)\x1b]0;owned\x07\u202egnp"
 
 
+@pytest.mark.full
 def test_a_folder_with_an_odd_name_is_escaped_everywhere(tmp_path, monkeypatch, capsys):
     """No control character in the page, the table, the JSON or the terminal; no cell a formula."""
     monkeypatch.chdir(tmp_path)
@@ -309,6 +312,7 @@ def made_up(monkeypatch, without_drawing):
     return checks, measured
 
 
+@pytest.mark.full
 def test_of_several_checkpoints_each_is_measured_once_and_has_its_own_numbers(
     made_up, tmp_path, capsys
 ):

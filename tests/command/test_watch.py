@@ -37,6 +37,7 @@ def write(folder, *ratios):
         metrics.append(folder / metrics.NAME, step, {"residual_ratio": [0.9, ratio]})
 
 
+@pytest.mark.full
 def test_a_threshold_that_is_passed_is_said_once_and_exits_with_3(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(watch, "draw_files", drawn.draw_files)
     write(tmp_path, 0.5, 1e-3, 1e-4)

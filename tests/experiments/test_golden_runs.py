@@ -25,7 +25,6 @@ from tests.support.runs import arrays, run
 # Those that no other test of the quick suite measures; `test_contract` compares run_sort's arrays,
 # `test_join` those of run_path_chains and `test_run_lipschitz` those of run_lipschitz.
 QUICK = (
-    "check_bounds",
     "run_architectures",
     "run_attention_forms",
     "run_lens",

@@ -179,6 +179,7 @@ def test_one_folder_twice_is_refused(complete_run, tmp_path, capsys):
     assert str(complete_run) in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_what_is_left_is_measured_as_all_would_be(complete_run, tmp_path, monkeypatch):
     """A worker measures even a single point: with other devices XLA may round otherwise."""
     folder, submit, submitted = tmp_path / "a", pool.submit_work, []

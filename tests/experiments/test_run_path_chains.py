@@ -46,6 +46,7 @@ def test_seeds_that_overflow_are_named_and_kept_apart():
         run_path_chains.keep_finite_seeds({"sum_error": arrays["sum_error"][::2]}, lines.append)
 
 
+@pytest.mark.full
 def test_chains_are_the_first_set_of_paths_and_estimates_the_first_paths_of_each(monkeypatch):
     """Random numbers of the tokens, the weights, the chains and the sets are of four keys."""
     flags = ("--depth=2", "--num_heads=2", "--d_model=4", "--num_tokens=4", "--num_repeats=3")

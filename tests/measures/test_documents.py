@@ -115,6 +115,7 @@ def test_rows_of_attention_stay_in_their_documents(convert, mask, documents, cau
         near({n: np.asarray(a)[column] for n, a in values.items()}, want, rtol=2e-5, atol=1e-7)
 
 
+@pytest.mark.full
 def test_one_row_and_constant_segments_in_jit():
     """Documents are known where a program is traced; the tokens are not."""
     segments = SEGMENTS[0]
@@ -216,6 +217,7 @@ def test_the_gradient_of_traced_segments():
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.full
 def test_constant_segments_with_a_mask_in_jit():
     for mask in (MASK, MASK.tolist(), MASK.astype(np.float32)):
         traced = jax.jit(lambda x, mask=mask: rc.monitor(x, segments=SEGMENTS, mask=mask))(X[0])

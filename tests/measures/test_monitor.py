@@ -69,6 +69,7 @@ def test_the_first_key_is_the_first_that_exists_even_where_padding_is_attended_t
     assert float(rc.monitor(draw_normal(N, D), p)["sink_rate"]) == pytest.approx(1 / 3)
 
 
+@pytest.mark.full
 def test_batches_are_means_of_examples_under_any_transformation():
     x, p = draw_normal(2, 4, N, D), draw_weights(2, 4)
     mask = np.arange(N) < np.array([3, 6, 5, 4, 6, 2, 6, 6]).reshape(2, 4, 1)

@@ -21,6 +21,7 @@ PLAIN = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("dtype", full_but(["float32", "float64"], "float64"))
 def test_values_and_derivatives_under_vmap_are_those_of_one_matrix(name, dtype):

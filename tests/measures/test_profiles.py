@@ -103,6 +103,7 @@ def test_weights_of_torch_that_are_no_distributions_are_refused():
     np.testing.assert_allclose(vmapped, rc.attention_entropy(WEIGHTS[0]), rtol=1e-5)
 
 
+@pytest.mark.full
 def test_leading_axes_are_a_batch():
     """Of known values and in jit, with a mask for each example or one for all."""
     x = HIDDEN.copy()

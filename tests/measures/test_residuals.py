@@ -64,6 +64,7 @@ def test_equals_numpy(shape):
     )
 
 
+@pytest.mark.full
 def test_masked_rows_are_as_if_removed():
     x = tokens(8, 5) + np.float32([-4, -2, 0, 2, 4])  # no zero lies between features of one sign
     keep = np.array([1, 0, 1, 1, 0, 1, 1, 0], bool)
@@ -287,6 +288,7 @@ def test_gradients_at_collapsed_states_are_finite(measure):
         np.testing.assert_array_equal(norm_gradient, 0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("norm", ["frobenius", "composite"])
 def test_the_gradient_of_the_rank_one_ratio_is_that_of_differences(x64, norm):
     """Also at rank one with unequal rows, where it is that of the larger side."""
@@ -311,6 +313,7 @@ def test_the_gradient_of_the_rank_one_ratio_by_torch_is_that_by_jax(x64):
     assert np.abs(gradient).max() > 0.1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("norm", ["composite", "max"])
 def test_compiled_gradients_of_the_rank_one_ratio_are_those_of_differences(x64, optimized, norm):
     """A compiled program may round σ_1² once and keep all its digits another time: the gap of σ_1

@@ -259,6 +259,7 @@ def test_entries_that_are_not_finite_have_no_largest_place(bad):
     assert rc.measures.spike_token(x, mask=[False, True]) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_compiled_measures_of_tokens_that_are_not_finite_are_nan(bad):
     """Also those that leave out the tokens far from the others."""

@@ -89,6 +89,7 @@ def test_a_design_does_not_keep_the_gains_of_another():
     assert san.attention_skip and not san.mlp_skip
 
 
+@pytest.mark.full
 def test_the_initial_gain_is_that_of_values_outputs_and_mlps():
     # Xavier's variance 2/(fan-in + fan-out), over enough entries: five standard deviations of
     # the mean of their squares. One compilation for both gains.

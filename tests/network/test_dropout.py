@@ -123,6 +123,7 @@ def test_bits_are_those_of_the_hash_written_out():
     assert np.array_equal(kept, (bits >> 8) >= 2**22)
 
 
+@pytest.mark.full
 def test_dropout_has_derivatives_of_both_modes_and_of_second_order():
     x, words = jnp.linspace(0.5, 2.0, 50), jnp.array([3, 4], jnp.uint32)
 

@@ -101,6 +101,7 @@ def edit_layer(place, change):
 ABLATION = {name: edit_layer(l, lambda value: 0 * value) for name, (l, *_) in ABLATED.items()}
 
 
+@pytest.mark.full
 def test_an_ablation_is_that_of_the_parameters(x64):
     config = CONFIG.replace(depth=4)
     params, x, _ = example(config)
@@ -220,6 +221,7 @@ def test_what_an_edit_refers_to_is_traced_and_never_stale(x64, caplog):
     assert_close(contributions.by_length, 0, atol=1e-12)
 
 
+@pytest.mark.full
 def test_edited_weights_do_not_look_into_the_future(x64):
     config = CONFIG.replace(mask="causal")
     params, x, _ = example(config)
@@ -232,6 +234,7 @@ def test_edited_weights_do_not_look_into_the_future(x64):
     assert np.abs(gradient[0]).max() > 0 and not np.any(gradient[1:])
 
 
+@pytest.mark.full
 def test_what_is_kept_is_what_a_layer_computes(x64):
     params, x, _ = example(CONFIG)
     names = tuple(edit_point_shapes(CONFIG))

@@ -20,6 +20,7 @@ def norm(x, p, eps=1e-12):
     return y * p.gain + p.bias
 
 
+@pytest.mark.full
 def test_tokens_positions_segments_and_projection(x64):
     ids, segments = jnp.array([4, 1, 4]), jnp.array([0, 1, 1])
     for projection in ("before_norm", "after_norm"):

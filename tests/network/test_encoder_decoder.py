@@ -273,6 +273,7 @@ def test_bad_inputs_are_named(arguments, message):
     is_refused(message, lambda: call(draw_params(UNTIED)))
 
 
+@pytest.mark.full
 def test_path_sums_of_the_decoder_are_its_output():
     model_config = config(shared_embedding=True)
     params = draw_params(model_config)

@@ -75,6 +75,7 @@ def test_arguments_in_another_order_are_named(arguments, message):
     is_refused(message, *arguments)
 
 
+@pytest.mark.full
 def test_a_bias_of_all_heads_is_that_of_each():
     config, params = san()
     bias = draws.normal(N, N)
@@ -214,6 +215,7 @@ def test_missing_biases_are_zeros_of_the_shape_and_precision_of_their_part():
     np.testing.assert_array_equal(layers.cross.b_k, params.layers.cross.b_k)
 
 
+@pytest.mark.full
 def test_the_context_has_what_the_config_says():
     """Of 7 tokens and two heads: masks, biases, positions and the cap of scores, by loops."""
     n, config = 7, rc.TransformerConfig(depth=2, num_heads=2, d_model=8)

@@ -244,6 +244,7 @@ def test_layers_that_share_parameters_are_read_through_the_map():
     is_refused("layer=-5 does not exist", rc.network.layer_params, params, config, -5)
 
 
+@pytest.mark.full
 def test_parameters_of_numpy_are_read_by_traced_indices():
     """A function that is compiled refers to them as constants."""
     tables = {"vocab_size": 7, "num_positions": 5, "num_segments": 2}

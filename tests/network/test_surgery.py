@@ -77,6 +77,7 @@ CUTS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", full_but(DECODERS, "t5"))
 def test_decoders_by_hand(name, x64):
     part = "decoder" if name == "t5" else None

@@ -67,6 +67,7 @@ def test_single_precision_matches_numpy(name):
     np.testing.assert_allclose(trace.output, output, rtol=1e-4, atol=2e-5 * scale)
 
 
+@pytest.mark.full
 def test_a_batch_is_each_example_with_its_masks_and_the_edits_of_all():
     """Values that are kept have the batch behind the layers."""
     config = rc.transformer(2, 3, D, cross_attention=True)
@@ -103,6 +104,7 @@ def test_bfloat16_stays_bfloat16_and_close():
     assert_close(trace.hidden.astype(jnp.float32), full.hidden, atol=0.15)
 
 
+@pytest.mark.full
 def test_trace_holds_what_was_computed():
     config, params, x, _ = build("transformer", skip_gain=0.7, branch_gain=1.3)
     trace = rc.apply(params, x, config)
@@ -116,6 +118,7 @@ def test_trace_holds_what_was_computed():
     assert_close(trace.hidden[2], layers.apply_norm(layer.mlp_norm, total), atol=2e-5)
 
 
+@pytest.mark.full
 def test_deeper_networks_begin_with_the_same_layers_and_a_scale_of_weights_is_traced():
     short, long = (
         jax.jit(lambda key, scale, n=depth: rc.init(key, rc.transformer(n, 3, D), scale).layers)
@@ -134,6 +137,7 @@ def test_unrolling_changes_nothing(x64):
     assert_close(unrolled, plain, rtol=1e-12)
 
 
+@pytest.mark.full
 def test_explicit_masks_join_the_config_and_a_bias_of_scores_reaches_every_layer():
     config, params, x, _ = build("transformer")
     causal = rc.apply(params, x, config.replace(mask="causal")).output
@@ -196,6 +200,7 @@ def test_bad_inputs_and_parameters_are_named(arguments, message):
     )
 
 
+@pytest.mark.full
 def test_grouped_keys_are_normalised_as_if_each_head_had_its_own():
     config = rc.san(2, 4, D, qk_norm="width")
     params, x = draws.parameters(config, bias_scale=0.0), draws.tokens(N, D)

@@ -2,10 +2,12 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from rank_collapse.paths.channels import Channels, pad_slots
 
 
+@pytest.mark.full
 def test_channels_pass_a_function_where_they_exist():
     rng = np.random.default_rng(0)
     start, memory = (jnp.asarray(a) for a in rng.standard_normal((2, 3, 2, 4, 5)))

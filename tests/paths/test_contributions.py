@@ -188,6 +188,7 @@ def test_what_is_left_out_is_what_passed_through_it(x64):
     assert not np.any(none.by_length[1:])
 
 
+@pytest.mark.full
 def test_gains_of_one_change_nothing_and_multiply_those_of_the_network(x64):
     config = SMALL.replace(branch_gain=jnp.array([0.6, -0.3]))
     params, x, _ = example(config)

@@ -151,6 +151,7 @@ def test_loops_and_jit_are_gone_through(tmp_path, model):
     check(tmp_path / "a.safetensors", *expect(X))
 
 
+@pytest.mark.full
 def test_batches_and_token_ids(tmp_path):
     table, ids = draws.normal(11, D), np.arange(10).reshape(2, 5)
     model = jax.vmap(lambda i: run_plain(table[i]))
@@ -193,6 +194,7 @@ def test_bfloat16_is_kept_and_agrees(tmp_path):
     assert answer.rounding.name == "bfloat16" and answer.agree
 
 
+@pytest.mark.full
 def test_equinox(tmp_path):
     eqx = pytest.importorskip("equinox")
 
@@ -231,6 +233,7 @@ def test_equinox(tmp_path):
     check(tmp_path / "a.safetensors", states, attention, mlps)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scanned", [False, True])
 def test_linen(tmp_path, scanned):
     nn = pytest.importorskip("flax.linen")

@@ -217,6 +217,7 @@ def shift_skips(x, first=0):
     return x
 
 
+@pytest.mark.full
 def test_what_cannot_take_in_other_inputs_is_one_line(replay, tmp_path):
     path, inputs = replay(run_plain)
 

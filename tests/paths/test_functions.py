@@ -28,13 +28,7 @@ from tests.support.marks import full_but
 
 EVERY_MODEL = MODELS | LIBRARY_MODELS
 
-FAST = (
-    "equinox_attention_alone",
-    "squared_relu_alibi",
-    "linen_scan_of_remat",
-    "linen_sandwich",
-    "nnx_scan_of_remat",
-)
+FAST = ("squared_relu_alibi", "linen_sandwich")
 
 
 @pytest.mark.parametrize("name", full_but(EVERY_MODEL, *FAST))
@@ -53,6 +47,7 @@ def test_every_model_equals_the_enumeration_of_its_paths(x64, name):
 TOLERANCES = {jnp.float64: 1e-13, jnp.float32: 2e-6}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", full_but(NETWORKS, "both norms"))
 def test_the_networks_of_the_library_have_the_sums_of_their_own_pass(x64, name):
     fields = {}
@@ -161,6 +156,7 @@ def small():
     return fn, layers
 
 
+@pytest.mark.full
 def test_the_exact_parts_are_those_of_finite_differences_and_sum_to_the_derivative(x64):
     """The part of length k is the coefficient of t^k in the derivative of branches times t."""
     fn, layers = small()
@@ -189,6 +185,7 @@ def test_the_exact_parts_are_those_of_finite_differences_and_sum_to_the_derivati
     assert_close(total, np.einsum("ndme,me->nd", jacobian, v), atol=1e-10)
 
 
+@pytest.mark.full
 def test_two_kinds_of_branches_and_limits_of_both(x64):
     fn, _ = small()
     x = tokens()
@@ -223,6 +220,7 @@ def test_lengths_beyond_all_branches_are_zero_and_lengths_beyond_the_limit_are_s
     assert_close(short.offset, whole.offset, atol=1e-12)
 
 
+@pytest.mark.full
 def test_it_runs_under_vmap_and_grad_and_leaves_the_function_alone(x64):
     fn, layers = small()
     x = jnp.stack([tokens(), tokens(1)])
@@ -293,6 +291,7 @@ def test_memory_that_is_constant_belongs_to_the_offset(x64):
         assert_close(result.by_length[1], tokens() @ W8, atol=1e-12)
 
 
+@pytest.mark.full
 def test_dropout_with_a_key_is_the_network_of_that_draw(x64):
     x, keep = tokens(), jax.random.bernoulli(jax.random.key(0), 0.8, (N, D))
 

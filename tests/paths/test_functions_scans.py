@@ -21,6 +21,7 @@ from tests.support.closeness import assert_close
 from tests.support.marks import full_but
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("reverse", full_but([False, True], True))
 def test_a_scan_is_the_loop_of_its_steps(x64, reverse):
     """It has more steps than parts; what each step returns is read as well."""
@@ -98,6 +99,7 @@ def scanned_alone(step, x):
     return attn(jax.lax.scan(step, x, jnp.zeros((0, D, D)))[0]) + x
 
 
+@pytest.mark.full
 def test_a_scan_copies_no_weights_and_its_gradient_keeps_no_steps():
     weights, x = jnp.ones((32, 64, 64)), jnp.ones((2, 64))
 

@@ -54,6 +54,7 @@ def test_every_loop_is_the_network_of_so_many(placement):
             assert_close(value, getattr(report, name), rtol=1e-9, err_msg=name)
 
 
+@pytest.mark.full
 def test_padded_tokens_are_left_out():
     """Padded tokens change nothing: the report is that of the tokens that exist."""
     config, mask = make_config(mask="none"), np.arange(7) < 4

@@ -57,6 +57,7 @@ def sample_sets(key, lengths, sets, size):
     return np.asarray(sample(key))
 
 
+@pytest.mark.full
 def test_sampled_paths_have_their_length_and_are_uniform():
     paths = sample_sets(jax.random.key(0), (0, 1, 2, 3), 2, 4000)
     assert paths.shape == (4, 2, 4000, 3)
@@ -84,6 +85,7 @@ def test_lengths_and_heads_have_draws_of_their_own():
     assert not np.array_equal(path, jax.random.randint(key, (20,), 0, 7))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", full_but(NETWORKS, "post-norm with MLP"))
 def test_sets_equal_one_path_at_a_time(name):
     """Shared beginnings, sorted visits: the same sums, in the order the sets were given."""
@@ -128,6 +130,7 @@ def test_a_frozen_path_that_skips_is_0_where_the_network_has_no_skip():
     assert np.any(states, axis=(1, 2)).tolist() == [False, False, True]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", full_but(NETWORKS, "post-norm with MLP"))
 def test_frozen_paths_sum_to_the_exact_contributions(name, x64):
     config, params, x = network(**NETWORKS[name])

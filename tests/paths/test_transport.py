@@ -65,6 +65,7 @@ def inputs(x64):
     return draw_params(), draws.normal(N, D)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layer", full_but([0, 1, 2], 1))
 def test_transport_is_the_jacobian_in_a_scan_and_in_a_loop(inputs, layer):
     params, x = inputs
@@ -81,6 +82,7 @@ def test_transport_is_the_jacobian_in_a_scan_and_in_a_loop(inputs, layer):
         assert_close(one.by_position.sum(0), want[:, 3], rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.full
 def test_frozen_transport_starts_at_the_state_as_path_contributions_do(inputs):
     """With the state itself as the direction, frozen parts are the network's own path sums."""
     params, x = inputs
@@ -96,6 +98,7 @@ def test_frozen_transport_starts_at_the_state_as_path_contributions_do(inputs):
     assert_close(moved.by_length, moved.by_position.sum(axis=1), atol=1e-10)  # one source
 
 
+@pytest.mark.full
 def test_the_rank_of_the_jacobian_by_distance(inputs):
     params, x = inputs
     fn = name_states(params, CONFIG)
@@ -133,6 +136,7 @@ def test_the_ranks_at_all_distances_of_one_attention(x64, freeze):
     assert_close(ranks[2], rc.effective_rank(whole), rtol=1e-8)
 
 
+@pytest.mark.full
 def test_longest_leaves_the_total_whole(inputs):
     params, x = inputs
     fn, v = name_states(params, CONFIG), np.arange(D)  # ones would not pass a LayerNorm

@@ -133,6 +133,7 @@ def test_every_length_against_a_slow_walk(longest, x64):
     assert relative(truncation.output, sum(expected.values())) < 1e-10
 
 
+@pytest.mark.full
 def test_paths_from_the_memory_pass_the_final_norm_by_themselves(x64):
     config = config_of(
         depth=2,

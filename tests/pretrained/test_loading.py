@@ -290,6 +290,7 @@ def test_golden_folders_exist():
     assert families <= {name.split("-")[0] for name in FOLDERS}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", full_but(FOLDERS, "bert", "llama-grouped", "vit-wide"))
 def test_hidden_states_and_attentions(name, optimized):
     if list((GOLDEN / name).glob("*.bin")):

@@ -66,6 +66,7 @@ def test_laws_that_a_text_lacks_are_absent_from_the_table():
     assert by_norm.pop("paths weighted") == BY_NORM and set(by_norm.values()) == {None}
 
 
+@pytest.mark.full
 def test_a_batch_without_a_mask_is_one_whose_tokens_all_exist():
     config = rc.transformer(2, 2, 8)
     params, x = draws.parameters(config), np.asarray(draws.normal(2, 5, 8))
@@ -83,6 +84,7 @@ def test_a_batch_without_a_mask_is_one_whose_tokens_all_exist():
     assert len(plain.spikes) == 2
 
 
+@pytest.mark.full
 def test_a_checkpoint_has_the_shares_and_spikes_of_each_text():
     settings = {"model_type": "gpt2", "n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 60}
     source = rc.pretrained.open_random(settings, jax.random.key(0))
@@ -98,6 +100,7 @@ def test_a_checkpoint_has_the_shares_and_spikes_of_each_text():
         assert [spike[:3] for spike in report.spikes[text]] == listed
 
 
+@pytest.mark.full
 def test_spikes_of_a_report_are_of_tokens_that_exist():
     config = rc.transformer(1, 1, 4, norm_placement="pre")
     params, x = draws.parameters(config), np.asarray(draws.normal(1, 5, 4)).astype(np.float32)

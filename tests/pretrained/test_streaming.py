@@ -130,6 +130,7 @@ def test_bounds_are_refused_where_rows_differ_as_in_memory(kind):
     assert np.isfinite(covered.mean_layer.log10_rhs).all()
 
 
+@pytest.mark.full
 def test_next_tokens_of_a_language_model():
     folder = GOLDEN / "llama-grouped"
     config, _ = pretrained.load(folder)
@@ -205,6 +206,7 @@ def test_one_program_serves_all_layers(monkeypatch):
     assert counts[0] >= len(groups) and len(set(counts)) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", full_but(["bert", "albert"], "albert"))
 def test_an_ablation_is_the_one_published_for_the_family(family):
     config = rc.TransformerConfig(
@@ -225,6 +227,7 @@ def test_an_ablation_is_the_one_published_for_the_family(family):
         assert largest_gap(streamed[f"{name}/{reading}"]["profile"], expected) < TOLERANCE
 
 
+@pytest.mark.full
 def test_what_differs_between_layers_is_that_of_each_layer():
     """Gains, learned and given, temperatures, windows, positions, and rows that layers share."""
     config = rc.transformer(

@@ -109,6 +109,7 @@ def test_the_factors_are_those_of_the_table(name, x64):
     assert np.isclose(network.temperature / NETWORK.temperature, heads)
 
 
+@pytest.mark.full
 def test_scales_of_initial_values_reach_the_draws():
     key, rule = jax.random.key(3), rc.depth_rule("mup", BASE)
     scales = {"weight_scale": 3.0, "bias_scale": 2.0}
@@ -269,6 +270,7 @@ def test_mistakes_are_named(arguments, message):
 POWERS = {"mup": 0.0, "half": -0.5, "completep": -1.0}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", full_but(POWERS, "half"))
 def test_the_first_states_follow_the_law_of_independent_branches(name):
     """Var x_L = 2σ² + L m_L^(2·power) · 4dσ² E gelu(√d σ z)², of blocks with MLPs alone.

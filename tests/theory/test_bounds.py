@@ -4,6 +4,7 @@ import math
 
 import jax
 import numpy as np
+import pytest
 
 from rank_collapse.theory import bounds
 from tests.oracles import draws
@@ -72,6 +73,7 @@ def test_the_conditions_of_the_lemma_and_of_a_bound_that_falls(head_cases, x64):
     assert np.any(report.admissible)  # of a later layer
 
 
+@pytest.mark.full
 def test_scores_that_are_not_divided_are_those_of_smaller_queries_and_padding_is_left_out(
     head_cases, x64
 ):

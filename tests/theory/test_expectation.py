@@ -166,6 +166,7 @@ def test_sizes_of_updates_are_squared_and_of_each_matrix():
     assert sorted(plain["mlp"]) == ["w_in", "w_out"] and np.all(plain["mlp"]["w_in"] == 1)
 
 
+@pytest.mark.full
 def test_tokens_and_a_memory_are_read_where_they_exist_by_matrices_of_their_own():
     norms = {"norm_placement": "pre", "final_norm": True}
     config = rc.san_skip(1, 2, 8, cross_attention=True, cross_skip=True, **norms)

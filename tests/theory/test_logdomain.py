@@ -86,6 +86,7 @@ MP_CASES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", full_but(MP_CASES, "gelu MLP"))
 def test_equals_thousands_of_digits(case):
     fields, scales, digits = MP_CASES[case]
@@ -96,6 +97,7 @@ def test_equals_thousands_of_digits(case):
     assert_promised(compile_as_users()(params, x, config), want)
 
 
+@pytest.mark.full
 def test_saturated_attention_is_below_float_range_and_right():
     """All weight on one key: the residual is e^(-score gap), which no softmax output holds.
 
@@ -162,6 +164,7 @@ def test_the_copies_that_are_asked_for_run(monkeypatch):
     np.testing.assert_array_equal([words, ulps], [[0, 1, 2], [0, 2, 2]])
 
 
+@pytest.mark.full
 def test_the_profile_ends_where_copies_of_the_pass_disagree():
     config = rc.san(2, 1, 4)
     params, prepared = prepare_inputs(draws.parameters(config), draws.tokens(3, 4), config)
@@ -256,6 +259,7 @@ def test_norms_of_branches_mixed_weights_and_a_gated_mlp():
         assert_close(compile_profile(config)(*wide, config), want, atol=1e-9)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("mask", "replicas"), [("causal", 0), pytest.param("none", REPLICAS, marks=pytest.mark.full)]
 )

@@ -34,6 +34,7 @@ def networks():
         )
 
 
+@pytest.mark.full
 def test_two_tokens_by_hand(x64):
     """±r in one dimension: P_1 − P_2 = tanh(a r²) (1, −1), and the diameter meets its bound."""
     config = rc.san(1, 1, 1)
@@ -56,6 +57,7 @@ def test_two_tokens_by_hand(x64):
     assert_close(report.mean_layer.log10_rhs[0], math.log10(bound), rtol=1e-12)
 
 
+@pytest.mark.full
 def test_report_equals_the_written_out_formulas(networks):
     config, (params, x, report) = networks
     scale = config.temperature * math.sqrt(config.qk_width)
@@ -263,6 +265,7 @@ def test_deviations_from_the_mean_row_are_of_the_tokens_that_exist():
     assert_close(deviations, [[0.75 * 2 / 3], [(0.75 / 3 + 0.5) / 2]])
 
 
+@pytest.mark.full
 def test_norms_of_products_without_the_product():
     rng, spectral_norm = np.random.default_rng(0), jax.jit(mean_bounds.spectral_norm)
     for shape in ((7, 3), (3, 7), (5, 5)):

@@ -191,6 +191,7 @@ def test_noise_moves_by_at_most_two_units_in_the_last_place(dtype):
         np.testing.assert_array_equal(still.at(jnp.uint32(3))(a), a)
 
 
+@pytest.mark.full
 def test_features_below_float_range_are_refused():
     """SiLU is so far below 0 that float32 has 0 for all features, but the residual is not 0."""
     config = rc.TransformerConfig(2, 2, D, mlp="silu", d_ff=D)

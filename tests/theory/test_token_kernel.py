@@ -287,6 +287,7 @@ def distances(k):
     return 0.5 * (np.diag(k)[:, None] + np.diag(k)[None, :]) - k
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("n", "draws"),
     [

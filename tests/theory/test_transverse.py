@@ -77,6 +77,7 @@ def test_growth_is_the_networks_own_derivative(fields, x64):
     assert_close(exponents, growth.mean(axis=0))
 
 
+@pytest.mark.full
 def test_the_spectrum_of_one_mask_and_one_matrix(x64):
     """Of one layer over and over, exponents are log|λ_i(Q) μ_j(W)|, without λ(Q) = 1."""
     params, x, config = network(300, mask="causal", layer_map=(0,) * 300)
@@ -133,6 +134,7 @@ def test_rows_are_compared_with_the_first_token_that_exists():
     np.testing.assert_array_equal(subtract_first_row(weights, keep), weights - weights[:, 1:2])
 
 
+@pytest.mark.full
 def test_the_cubic_regime_and_a_skip_alone():
     params, x, config = network(3)
     exponents = rc.transverse_exponents(params, x, config)

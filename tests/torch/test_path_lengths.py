@@ -48,6 +48,7 @@ def split_exactly(model, x, branches):
     return (powers @ torch.stack(values)).view(-1, *x.shape)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_a_transformer_encoder(norm_first):
     torch.manual_seed(0)
@@ -87,6 +88,7 @@ def test_multihead_attention():
         path_lengths(block, HIDDEN, branches=r"attention\.out_proj")
 
 
+@pytest.mark.full
 @torch.no_grad()
 def test_start_longest_direction_and_output(model):
     whole = path_lengths(model, IDS, branches=LAYERS, start="embed")
@@ -116,6 +118,7 @@ def test_start_longest_direction_and_output(model):
     torch.testing.assert_close(exact.by_length.sum(0), expected, atol=1e-8, rtol=1e-6)
 
 
+@pytest.mark.full
 @torch.no_grad()
 def test_axes_shared_modules_and_branches_inside_each_other(model):
     axes = {"first": r"layers\.0", "second": r"layers\.1"}
@@ -174,6 +177,7 @@ def test_bfloat16_and_a_compiled_model(model):
     torch.testing.assert_close(compiled.by_length, exact.by_length)
 
 
+@pytest.mark.full
 def test_jax_is_not_imported():
     code = "import sys, rank_collapse.torch; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -191,6 +195,7 @@ class Features(Attention):
         return q @ (k.transpose(-1, -2) @ self.v(x)) / (q * sums).sum(-1, keepdim=True)
 
 
+@pytest.mark.full
 def test_modules_inside_that_are_compiled(model):
     want = path_lengths(model, hidden=HIDDEN, branches=LAYERS)
     with warnings.catch_warnings():
@@ -201,6 +206,7 @@ def test_modules_inside_that_are_compiled(model):
     assert model.layers[0] is wrapper
 
 
+@pytest.mark.full
 @torch.no_grad()
 def test_attention_without_a_softmax():
     torch.manual_seed(0)

@@ -64,6 +64,7 @@ def split(model, **options):
     return path_lengths(model, hidden=HIDDEN, branches=BRANCHES, output=None, **options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("attention", [EnablesGradients, Chooses, Counts])
 @pytest.mark.parametrize("freeze", [False, True])
 def test_code_inside_of_a_branch(attention, freeze):
@@ -76,6 +77,7 @@ def test_code_inside_of_a_branch(attention, freeze):
     assert attention is not Counts or models[1].layers[0].count == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_enabled", [False, True])
 def test_a_branch_in_a_block_that_turns_gradients_on_or_off(is_enabled):
     torch.manual_seed(0)

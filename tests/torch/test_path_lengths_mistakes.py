@@ -218,6 +218,7 @@ def test_a_model_of_several_processes_is_refused(model, tmp_path):
     torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("hint", [True, False])
 def test_a_causal_mask_with_its_hint_is_measured(hint):
     """The cure that the message names: the split of the output is whole."""

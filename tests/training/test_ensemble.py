@@ -79,6 +79,7 @@ def assert_same(a, b, seeds=(0, 1, 2, 3, 4), other_seeds=None):
     assert ours.std() > 0.1  # not the logits of an untrained network
 
 
+@pytest.mark.full
 def test_seeds_differ_and_learn(reference_run):
     assert reference_run.losses.shape == (5, 4) and np.isfinite(reference_run.losses).all()
     assert len(np.unique(reference_run.losses[:, 0])) == 5
@@ -86,6 +87,7 @@ def test_seeds_differ_and_learn(reference_run):
     assert reference_run.diverged_at.tolist() == [-1] * 5 and reference_run.watched is None
 
 
+@pytest.mark.full
 def test_a_seed_is_one_network_trained_on_data_of_a_key_of_its_own(reference_run):
     hyper = Hyper(learning_rate=jnp.float32(0.01))
     key_data, key_state = jax.random.split(seed_keys(2, 5)[1])

@@ -160,6 +160,7 @@ def test_bad_optimizers_are_named(arguments, message):
 EMBEDDING = rc.EmbeddingConfig(vocab_size=5, d_embed=6)
 
 
+@pytest.mark.full
 def test_a_step_moves_them():
     config = rc.design(rc.transformer(2, 2, 6, embedding=EMBEDDING, d_ff=5), "admin_log")
     recipe = Recipe(config.replace(learned_branch_gain=0.5), 3, 4, 1, unroll=1)

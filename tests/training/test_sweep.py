@@ -33,6 +33,7 @@ def run_alone(seed, rate, width, steps=25, scale=0.5):
     return np.array(losses), state if finite else last
 
 
+@pytest.mark.full
 def test_a_member_is_the_same_run_alone(whole):
     for seed, rate, width in ((0, 0.01, 2), (2, 0.01, 4), (1, 6.0, 2)):
         losses, state = run_alone(seed, rate, width)
@@ -69,6 +70,7 @@ def test_runs_that_are_not_finite_are_named_and_the_others_go_on(whole, capsys):
     assert lines[-1].startswith("sweep: 100%, loss ")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "change",
     [
@@ -119,6 +121,7 @@ def test_states_and_metrics_may_have_arrays_of_size_0(at_once, devices):
         assert_close(result.metrics["sum"].isel(rate=rate).values, wanted)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("at_once", [2, 100])
 def test_runs_side_by_side_are_runs_one_after_the_other(whole, at_once):
     other = sweep(init, step, **WHOLE | {"at_once": at_once})

@@ -35,6 +35,7 @@ from tests.oracles.trained_networks import begin, config, data, hyper, recipe
 from tests.support.closeness import assert_close, near
 
 
+@pytest.mark.full
 def test_the_classifier_begins_small():
     classifier = begin(Hyper(), recipe(num_outputs=500)).model.classifier
     np.testing.assert_allclose(np.std(classifier.w), 0.02, rtol=0.05)  # of 4000 draws
@@ -65,6 +66,7 @@ class NumpyAdam:
             self.w[i] = self.w[i] - rate * m / (np.sqrt(v) + self.eps)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "fields, floats",
     [
@@ -126,6 +128,7 @@ def test_epochs_are_adam_steps_on_batches_in_order_with_a_short_last_one(fields,
         assert_close(ours, theirs, atol=1e-7)
 
 
+@pytest.mark.full
 def test_shuffling_visits_every_example_once_per_epoch():
     chosen = recipe(shuffle=True, batch_size=3)
     still = hyper(learning_rate=0.0, dropout=0.0)  # the loss of an epoch is then a plain mean
@@ -205,6 +208,7 @@ def test_floats_of_a_run_reach_the_half_that_they_are_for():
     assert changed.decoder == decoder.replace(skip_gain=2.0, unroll=2)
 
 
+@pytest.mark.full
 def test_a_step_passes_its_options_on(monkeypatch):
     """To the forward pass: floats of the run, dropout by the number of the step, and weights."""
     calls = []

@@ -27,6 +27,7 @@ def test_no_dropout_is_a_dropout_of_nothing():
     assert abs(losses[0.5][0] - losses[None][0]) > 1e-3
 
 
+@pytest.mark.full
 def test_every_step_has_a_dropout_of_its_own():
     chosen, run = recipe(), hyper(learning_rate=0.01, dropout=0.5)
     state, batch = init_state(jax.random.key(0), run, chosen), data(4)
@@ -37,6 +38,7 @@ def test_every_step_has_a_dropout_of_its_own():
     assert first == again and abs(first - second) > 1e-3
 
 
+@pytest.mark.full
 def test_dropout_of_the_output_falls_on_what_the_classifier_reads():
     """A classifier of ones on the diagonal shows the output: each entry is 0 or 1/(1 − p)."""
     chosen = recipe(num_outputs=8)

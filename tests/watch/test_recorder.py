@@ -30,6 +30,7 @@ from tests.oracles.watched_gpt2 import (
 )
 
 
+@pytest.mark.full
 def test_an_alarm_comes_before_the_loss_is_no_number(tmp_path, caplog):
     model = gpt2(**QUIET)
     path = tmp_path / "metrics.jsonl"

@@ -150,6 +150,7 @@ def test_tokens_are_what_made_the_queries(kind):
     assert np.isfinite(row["attention_entropy"]).all() and "cross.attention_entropy" not in row
 
 
+@pytest.mark.full
 def test_watches_beside_each_other():
     """Three watches of one model measure its weights; one of them outlives the model."""
     model = Layers()

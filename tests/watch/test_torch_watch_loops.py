@@ -368,6 +368,7 @@ def test_watches_go_on_after_others_have_put_back_the_call_of_torch():
     assert torch.nn.Module.__call__ is usual
 
 
+@pytest.mark.full
 def test_a_pass_that_ctrl_c_ended_keeps_no_model():
     def interrupt(*_):
         raise KeyboardInterrupt

@@ -262,6 +262,7 @@ def test_a_layer_keeps_the_number_of_its_first_run(tmp_path):
     watched.close()
 
 
+@pytest.mark.full
 def test_a_watched_model_is_copied_and_saved_as_another():
     model, plain = UserModel(), UserModel()
     watched = watch(model, 1)

@@ -14,6 +14,7 @@ from experiments.bounds.random_draws import FREE, SPREAD, Case, two_heads
 from tests.support.closeness import assert_close
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("width", [2, pytest.param(200, marks=pytest.mark.full)])
 def test_the_construction_is_that_of_its_dense_network(width, x64):
     """`two_heads` has one feature in place of matrices [d, d]. The residual is no smaller around

@@ -159,6 +159,7 @@ def test_a_reader_that_goes_away_is_not_success():
         assert process.wait(timeout=60) == 141
 
 
+@pytest.mark.full
 def test_a_platform_that_is_not_there_is_one_line():
     code = "from experiments.lab import cli; F = cli.make_flags('x'); cli.run(lambda o: 0, F)"
     completed = python("-c", code, JAX_PLATFORMS="cuda")
@@ -223,6 +224,7 @@ def test_a_binary_hands_on_its_command_line_and_prints_all_before_it_ends(code, 
     assert events == [arguments, "flush", *["end"] * (code > 128)]
 
 
+@pytest.mark.full
 def test_nothing_slow_is_imported_before_the_flags_are_read():
     """--help and a mistaken flag took half a second longer for each of them."""
     code = "import os, sys; os.environ.pop('MPLBACKEND', 0); sys.argv[0] = '-m'; "

@@ -235,6 +235,7 @@ def test_a_former_name_is_the_flag_with_a_line(name, capsys):
     assert capsys.readouterr().err == "--text_file is now called --text\n"
 
 
+@pytest.mark.full
 def test_a_folder_of_a_former_name_resumes(tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text("one two three four one two")

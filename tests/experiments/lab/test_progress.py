@@ -17,6 +17,7 @@ from experiments.lab.progress import Progress, report_activity
 from tests.support.folders import REPOSITORY
 
 
+@pytest.mark.full
 def test_compiling_is_not_in_the_remaining_time():
     with Progress(3, "train") as bar:
         with bar.time_activity("compiling"):

@@ -131,6 +131,7 @@ def test_seeds_are_those_of_one_run_of_as_many(decided, tmp_path):
     assert [row.draws for row in shown.claims] == [count] * len(shown.claims)
 
 
+@pytest.mark.full
 def test_a_finished_run_computes_nothing_and_a_larger_budget_goes_on(
     decided, monkeypatch, capsys, tmp_path
 ):

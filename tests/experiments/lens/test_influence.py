@@ -105,6 +105,7 @@ def test_exact_parts_are_the_jacobian_and_padding_changes_nothing(
         np.testing.assert_allclose(again[name], values, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.full
 def test_the_frozen_sum_along_the_states_is_the_network(llama, transport_frozen):
     """Without biases, all frozen paths from the states after a layer give the last state."""
     config, params = llama

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rank_collapse as rc
 from experiments.stability.design_measures import move_weights
@@ -12,6 +13,7 @@ from tests.oracles.gradient_norms import gradient_norms
 from tests.oracles.updated_networks import FIELDS, make_network
 
 
+@pytest.mark.full
 def test_updates_have_the_asked_size_and_gradients_their_norms():
     params, x, config = make_network(FIELDS[1])
     target = draws.tokens(5, 8, seed=2)

@@ -14,6 +14,7 @@ from tests.oracles import draws
 from tests.support.closeness import assert_close
 
 
+@pytest.mark.full
 def test_power_iteration_finds_the_largest_singular_value():
     matrix = draws.normal(12, 20)
     x = draws.normal(5, 4)

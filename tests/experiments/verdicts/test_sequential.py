@@ -95,6 +95,7 @@ def draw_statistic(law):
     return laws[law]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "law",
     [

@@ -87,6 +87,7 @@ def remove_layers(params, config, s, size=1):
     return fewer, config.replace(depth=L - size)
 
 
+@pytest.mark.full
 def test_influence_against_the_trace(network):
     params, x, trace = network
     influence = layer_influence(params, x, CONFIG, mask=MASK)
@@ -199,6 +200,7 @@ def compute_largest_change(moved, change):
     return (np.linalg.norm(moved - change, axis=-1) / np.linalg.norm(change, axis=-1)).max(-1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_spared_token_keeps_the_layers_that_are_removed(network, size):
     params, x, _ = network

@@ -23,6 +23,7 @@ def draw_weights(*leading, seed=1):
     return np.asarray(jax.nn.softmax(2 * draw_normal(*leading, H, N, N, seed=seed), axis=-1))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("keep", [None, np.arange(N) < 4])
 def test_inside_the_layers_as_on_a_trace(keep):
     config = rc.transformer(3, 2, D, norm_placement="pre", final_norm=True, mlp="gelu")

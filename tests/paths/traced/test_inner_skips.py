@@ -215,6 +215,7 @@ def nnx_model(x):
     return x
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("make", "branches", "inside"),
     [
@@ -234,6 +235,7 @@ def test_modules_of_libraries_that_contain_their_skip_are_refused(x64, make, bra
     is_refused(message, rc.function_contributions, make(), tokens(), branches=branches)
 
 
+@pytest.mark.full
 def test_transport_refuses_it_as_well(x64):
     def named(x):
         return checkpoint_name(in_scope(pre_norm)(x), "residual")

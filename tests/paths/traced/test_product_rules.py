@@ -106,6 +106,7 @@ def test_a_gate_is_its_quotient_times_its_argument(x64, name):
     assert_close(result.by_length, want, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.full
 def test_a_gate_at_zero_is_its_slope(x64):
     x = np.asarray([[0.0, 1.0, -2.0, 0.0]])
 

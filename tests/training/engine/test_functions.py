@@ -4,6 +4,7 @@ import os
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from rank_collapse.runs.seeds import seed_mesh
 from tests.oracles.small_sweeps import init, run, step
@@ -86,6 +87,7 @@ assert result.state(1, act=leaky).shape == result.state(0, act=cube).shape == (3
 """
 
 
+@pytest.mark.full
 def test_functions_and_callables_are_the_same_in_another_process(tmp_path):
     """The fingerprint of a folder holds no address and no order of a set: it resumes."""
     program = PROGRAM.replace("6000", "3") + CALLABLES
@@ -95,6 +97,7 @@ def test_functions_and_callables_are_the_same_in_another_process(tmp_path):
         assert process.returncode == 0, process.stderr
 
 
+@pytest.mark.full
 def test_seeds_or_values_that_change_nothing_are_said(capsys):
     """In a function that a jit hides, too; not where one static value or the look alone uses it."""
     seeds_note, value_note = "init does not use its key", "no function uses hyper['scale']"

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from rank_collapse.training import sweep
 from rank_collapse.training.engine.functions import trace_functions
@@ -13,6 +14,7 @@ from tests.oracles.swept_networks import (
 )
 
 
+@pytest.mark.full
 def test_sixty_four_rates_compile_once():
     traces, compiled = [], []
 

@@ -4,6 +4,7 @@ import itertools
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tests.oracles.small_sweeps import run
 from tests.support.refusals import each_is_refused, is_refused
@@ -68,6 +69,7 @@ def test_a_run_that_is_none_is_named():
     assert "Swept(metrics=['loss'], {'rate': 2" in repr(result)
 
 
+@pytest.mark.full
 def test_results_have_the_axes_and_coordinates_of_what_is_swept(whole):
     assert whole.metrics["loss"].dims == ("width", "rate", "seed", "step")
     assert whole.metrics["loss"].shape == (2, 2, 3, 25) and whole.metrics.attrs == {"scale": 0.5}

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from rank_collapse.training.tasks import examples
@@ -111,6 +112,7 @@ def test_area_under_curve_counts_pairs_and_ties():
     assert 0 < np.mean(pairs) < 1 and any(p == 0.5 for p in pairs)
 
 
+@pytest.mark.full
 def test_baselines_are_measured():
     _, data, labels, mask = masked_data(shape=(400, 5))
     commonest = np.bincount(labels[mask]).argmax()
@@ -137,6 +139,7 @@ def test_baselines_are_measured():
 SIZES = {"num_examples": 2, "seq_len": 6, "num_letters": 4, "task": "copy"}
 
 
+@pytest.mark.full
 def test_label_smoothing_is_the_cross_entropy_of_smoothed_labels():
     rng = np.random.default_rng(1)
     logits = jnp.asarray(rng.normal(size=(3, 4, 5)), jnp.float32)
