@@ -63,14 +63,13 @@ def compute_table(inputs, names=tuple(rc.MEASURES)):
 
 @pytest.mark.parametrize(
     ("framework", "dtype"),
-    [("numpy", "float64"), ("jax", "float32")]
+    [("numpy", "float64"), ("jax", "float32"), ("torch", "float64")]
     + [
         pytest.param(*case, marks=pytest.mark.full)
         for case in (
             ("numpy", "float32"),
             ("jax", "float64"),
             ("torch", "float32"),
-            ("torch", "float64"),
         )
     ],
 )

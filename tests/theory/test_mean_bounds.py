@@ -57,7 +57,6 @@ def test_two_tokens_by_hand(x64):
     assert_close(report.mean_layer.log10_rhs[0], math.log10(bound), rtol=1e-12)
 
 
-@pytest.mark.full
 def test_report_equals_the_written_out_formulas(networks):
     config, (params, x, report) = networks
     scale = config.temperature * math.sqrt(config.qk_width)

@@ -62,7 +62,6 @@ def test_a_worker_that_fails_gives_its_error_to_the_parent():
         assert name == "a" and isinstance(future.exception(), TypeError)
 
 
-@pytest.mark.full
 def test_a_worker_notes_a_signal_and_searches_seldom_for_unreachable_objects():
     with pool.start_workers(1) as workers:
         handler = pool.submit_work(workers, signal.getsignal, signal.SIGTERM)

@@ -35,7 +35,6 @@ class Interrupted(BaseException):
     pass
 
 
-@pytest.mark.full
 def test_interrupted_anywhere_and_resumed_is_whole(whole, tmp_path, monkeypatch):
     """After each chunk of each group, on one and two devices in turn."""
     advance, calls = Program.advance, []
