@@ -4,12 +4,15 @@ import math
 import warnings
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rank_collapse import pretrained
 from rank_collapse.network.config import DEFAULTS, flat
+from rank_collapse.network.layers import get_activation
 from rank_collapse.pretrained.families.vit import cut_patches, image_patches
+from rank_collapse.pretrained.family import ACTIVATIONS, GATES
 from tests.oracles.architecture_cases import CASES, FORMS, SMALL
 from tests.support.refusals import is_refused
 
@@ -157,6 +160,8 @@ def test_depth_and_mlp_of_t5_are_those_of_the_part():
 def test_null_means_the_default_and_parts_are_checked():
     settings = pretrained.settings_of({"model_type": "bert", "hidden_size": None, "other": None})
     assert settings["hidden_size"] == 768 and settings["other"] is None
+    theta = pretrained.settings_of({"model_type": "llama", "rope_theta": 500})["rope_theta"]
+    assert isinstance(theta, float) and theta == 500
     assert pretrained.settings_of({"model_type": "t5"})["part"] == "encoder"
     assert pretrained.settings_of({"model_type": "mt5"}, "decoder")["part"] == "decoder"
 
@@ -329,3 +334,14 @@ def test_golden_configs(golden):
             biased = [kind for kind in kinds if family._has_bias(settings, config, kind)]
             lines.append(f"{name} has biases of {' '.join(biased)}")
     golden("settings/pretrained_families.txt", "\n".join(lines))
+
+
+def test_activations_are_those_of_transformers_of_these_names():
+    torch, x = pytest.importorskip("torch"), np.linspace(-4, 4, 33, dtype=np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = pytest.importorskip("transformers.activations").ACT2FN
+    for name, kind in [*ACTIVATIONS.items(), *GATES.items()]:
+        expected = theirs[name](torch.from_numpy(x)).numpy()
+        values = np.asarray(get_activation(kind).fn(jnp.asarray(x)))
+        np.testing.assert_allclose(values, expected, atol=2e-6, err_msg=name)

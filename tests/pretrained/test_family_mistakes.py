@@ -95,6 +95,14 @@ def test_every_family_refuses_something():
             "num_hidden_layers=6000 times inner_group_num=2 is more than 10000 layers",
         )
     ]
+    + [
+        ("bert", {"hidden_size": 0}, "hidden_size=0 is not between 1 and"),
+        ("bert", {"num_attention_heads": 0}, "num_attention_heads=0 is not between 1 and"),
+        ("gpt2", {"n_layer": 10_001}, "n_layer=10001 is not between 1 and 10000"),
+        ("albert", {"num_hidden_groups": 0}, "num_hidden_groups=0 is not between 1 and 10000"),
+        ("albert", {"inner_group_num": 10_001}, "inner_group_num=10001 is not between 1 and"),
+        ("gemma3", {}, "text_config=None is not an object"),
+    ]
     # which was the usual base
     + [(name, {"rope_theta": 0}, "rope_theta=0.0 of") for name in ("llama", "gemma3_text")]
 )

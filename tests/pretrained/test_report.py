@@ -1,11 +1,14 @@
 """How long the paths of a checkpoint are, by three weightings, against the library's own sums."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
 
 import rank_collapse as rc
 from rank_collapse.measures.profiles import Profile
+from rank_collapse.pretrained import report as checkpoint_measures
 from rank_collapse.pretrained.report import (
     BY_NORM,
     COUNTED,
@@ -105,3 +108,20 @@ def test_spikes_of_a_report_are_of_tokens_that_exist():
     inputs = {"x": x, "mask": np.arange(5)[None] < 4}
     report = rc.pretrained.checkpoint_report(rc.pretrained.InMemory(params, config), inputs)
     assert {spike[1:3] for spike in report.spikes[0]} == {(1, 3)}
+
+
+def test_sums_of_paths_are_measured_without_padding(monkeypatch):
+    """√(‖C‖_1 ‖C‖_∞) of the rows that exist, where padding comes first in one text."""
+    rng = np.random.default_rng(0)
+    sums, mask = rng.normal(size=(2, 3, 4, 2)), np.array([[False, False, True, True], [True] * 4])
+    full = dict.fromkeys(("states", "read", "attention", "share")) | {"hidden": [None, None]}
+    full["sums"] = SimpleNamespace(by_length=sums)
+    monkeypatch.setattr(
+        checkpoint_measures, "stream", lambda *_, **__: {"Transformer": full, "SAN": full}
+    )
+    monkeypatch.setattr(checkpoint_measures, "spikes", lambda states, mask: mask.tolist())
+    report = checkpoint_measures.checkpoint_report(None, {"x": None, "mask": mask})
+    sizes = np.abs(sums * mask[:, None, :, None])
+    expected = np.sqrt(sizes.sum(axis=2).max(axis=-1) * sizes.sum(axis=3).max(axis=-1))
+    assert_close(report.path_size, expected, rtol=1e-6)
+    assert report.spikes == mask.tolist()

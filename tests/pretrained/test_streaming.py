@@ -359,6 +359,33 @@ def test_vectors_are_read_as_they_are():
     assert config == source.config and outside.embedding.tokens is None
 
 
+def test_vectors_in_the_place_of_tokens_read_one_row_of_the_table():
+    """No token is embedded; in the weights' dtype, whatever that of the file."""
+    source = pretrained.open_checkpoint(GOLDEN / "bert", dtype=jnp.bfloat16)
+    x = np.ones((2, 3, source.config.d_model), np.float32)
+    config, outside, batch = source.prepare_batch({"x": x})
+    np.testing.assert_array_equal(batch["x"], x)
+    assert outside.embedding.tokens.shape == (1, 24) and config.embedding.vocab_size == 1
+    assert outside.embedding.tokens.dtype == jnp.bfloat16
+
+
+def test_tokens_beyond_the_vocabulary_of_a_network_in_memory_are_refused():
+    config = rc.transformer(1, 1, 4, embedding=rc.EmbeddingConfig(vocab_size=7, d_embed=4))
+    source = InMemory(draws.parameters(config), config)
+    is_refused("token id 7 is not below vocab_size=7", source.prepare_batch, {"x": [[3, 7]]})
+
+
+def test_states_of_padding_may_be_infinite():
+    """Rows are those of the examples of one part, in another order than that of the mask."""
+    hidden = np.ones((2, 3, 4), np.float32)
+    hidden[0, 0, 1] = hidden[1, 2, 3] = np.inf
+    mask = np.array([[True, True, False], [True] * 3, [False, True, True]])
+    streaming._check_states(1, hidden, mask, [2, 0])
+    for rows in ([2, 1], [0, 2], [1, 0]):
+        is_refused("of layer 1 are not finite", streaming._check_states, 1, hidden, mask, rows)
+    is_refused("of layer 3 are not finite", streaming._check_states, 3, hidden, None, [2, 0])
+
+
 def test_a_layer_alone_is_that_of_its_row():
     """Nothing is read ahead."""
     source = pretrained.open_checkpoint(GOLDEN / "albert-groups")

@@ -94,7 +94,9 @@ def test_a_layer_that_is_not_finite_is_refused_on_every_device(backend, monkeypa
     is_refused("layer 1 has values that are not finite", layers.get, 1)
     assert weights.checks
     np.testing.assert_array_equal(layers.get(2)["b"].value, [1, 2])
+    last = layers.get(2)
     layers.drop()
+    assert layers.get(2) is not last  # which was freed
     weights.is_random = True  # random weights are finite and are not checked
     weights.checks = False
     assert np.isinf(LazyLayers(weights, [1], weights.read).get(0)["b"].value).any()
