@@ -94,7 +94,14 @@ class Half(Attention):
         return torch.cat([(x + super().forward(x))[..., :4], x[..., 4:]], -1)
 
 
-@pytest.mark.parametrize("branch", [Turned, Half])
+class Scaled(Attention):
+    """Scales the sum, and turns its sign."""
+
+    def forward(self, x):
+        return -(0.5 * (x + super().forward(x)) / 3)
+
+
+@pytest.mark.parametrize("branch", [Turned, Half, Scaled])
 def test_a_skip_without_a_module_inside_is_refused_without_a_cure(branch):
     line = "branches: '0' contains its own skip in module '0' .*; match only what is added to the "
     with pytest.raises(ValueError, match=f"{line}skip$"):

@@ -106,11 +106,11 @@ def test_start_longest_direction_and_output(model):
 
     later = path_lengths(model, IDS, branches=LAYERS, start="layers.0")
     assert later.by_length.shape[0] == 2 and not later.by_length.isnan().any()
-    direction = torch.randn(1, N, D, dtype=torch.float64)
+    direction = torch.randn(1, N, D)  # of another dtype than the state
     exact = path_lengths(
         model, hidden=HIDDEN, branches=LAYERS, direction=direction, freeze=False, output="first"
     )
-    step = 1e-6 * direction
+    step = 1e-6 * direction.double()
     ends = [model(hidden=HIDDEN + sign * step)["first"] for sign in (1, -1)]
     expected = (ends[0] - ends[1]) / 2e-6
     torch.testing.assert_close(exact.by_length.sum(0), expected, atol=1e-8, rtol=1e-6)
