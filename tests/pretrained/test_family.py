@@ -191,6 +191,14 @@ def test_layers_with_a_window_have_a_rotary_base_of_their_own():
     assert make_config("gemma3_text", rope_theta=300.0).rotary_theta == 300
 
 
+@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
+def test_early_files_of_phi3_call_longrope_otherwise(kind):
+    first = {"type": kind, "short_factor": [1.0, 2.0, 3.0, 4.0], "long_factor": [5.0] * 4}
+    (_, short), (_, long) = make_config("phi3", rope_scaling=first).rotary_tables
+    assert short == pytest.approx([1, 0.1 / 2, 0.01 / 3, 0.001 / 4])
+    assert long == pytest.approx([1 / 5, 0.1 / 5, 0.01 / 5, 0.001 / 5])
+
+
 def test_yarn_keeps_fast_waves_and_divides_slow_ones():
     """Fast: over 32 turns in the first training; slow: under one (Peng et al. 2023)."""
     first = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
@@ -305,6 +313,9 @@ def test_null_is_a_value_where_it_means_without():
     assert pretrained.config_of(settings).score_cap == 50.0
     assert pretrained.config_of(settings | {"attn_logit_softcapping": None}).score_cap == 0.0
     assert pretrained.config_of(settings | {"sliding_window": None}).windows == ()
+    capped = {"model_type": "gemma2", "final_logit_softcapping": None}
+    assert pretrained.settings_of(capped)["final_logit_softcapping"] is None
+    assert pretrained.settings_of({"model_type": "gptj", "rotary_dim": None})["rotary_dim"] is None
 
 
 @pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])

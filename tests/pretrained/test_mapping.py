@@ -65,6 +65,16 @@ def test_logits_have_the_scale_of_the_config(name, entries, scale):
     assert head.scale == scale
 
 
+@pytest.mark.parametrize(("cap", "expected"), [(0.0, None), (None, None), (2.5, 2.5)])
+def test_a_cap_of_0_is_none(cap, expected):
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 5}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 4}
+    source = {"model_type": "gemma2", "final_logit_softcapping": cap} | sizes
+    settings, family = pretrained.settings_of(source), pretrained.FAMILIES["gemma2"]
+    head = family.read_unembedding(Numbered(), settings, family.make_config(settings))
+    assert head.softcap == expected
+
+
 def test_drawn_sinusoidal_positions_are_sines_before_cosines():
     """Those of DistilBERT, as of Vaswani et al. 2017, section 3.5: sin and cos alternate."""
     sizes = {"dim": 4, "n_heads": 2, "n_layers": 1, "hidden_dim": 8, "vocab_size": 9}

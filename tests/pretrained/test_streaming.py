@@ -21,6 +21,7 @@ from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.passes import LayerMeasure, States
 from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import LengthPass, path_contributions
+from rank_collapse.paths.truncation import TruncatedPass
 from rank_collapse.pretrained import AblationSpec, Group, InMemory, streaming
 from rank_collapse.pretrained.checkpoint_files import open_weights
 from rank_collapse.pretrained.predictions import next_tokens, targets_of
@@ -419,6 +420,19 @@ def test_ablations_share_a_program_only_where_skips_alone_differ():
     ):
         config = rc.TransformerConfig(**whole | changes)
         assert streaming._shared_program(group, config) == (SAN, None), changes
+    more = Group((("states", States()), ("sums", LengthPass())), SAN)  # not of states alone
+    assert streaming._shared_program(more, rc.TransformerConfig(**whole)) == (SAN, None)
+
+
+def test_a_pass_that_does_not_cover_the_network_is_refused_and_layers_are_freed(monkeypatch):
+    config = rc.transformer(1, 1, 4, cross_attention=True)
+    source, freed = InMemory(draws.parameters(config), config), []
+    monkeypatch.setattr(source.layers, "drop", lambda: freed.append(True), raising=False)
+    inputs = {"x": np.ones((1, 3, 4), np.float32), "memory": np.ones((1, 2, 4), np.float32)}
+    groups = {"short": Group((("short", TruncatedPass(0)),))}
+    message = "truncated does not cover cross_attention=True"
+    is_refused(message, pretrained.stream, source, inputs, groups)
+    assert freed == [True]
 
 
 def test_inputs_and_groups_that_do_not_fit():

@@ -38,6 +38,16 @@ MODELS = {
 }
 
 
+# The measures that `depth_report` describes.
+DESCRIBED = """
+lens_kl lens_overlap frozen_kl frozen_overlap attention_cosine mlp_cosine layer_cosine
+attention_ratio mlp_ratio attention_share block_influence angle last_angle error cosine later
+later_most loss_without residual_ratio token_cosine effective_rank read_residual_ratio
+read_token_cosine read_effective_rank spike_norm spike_share first_column entropy loss_up_to
+same_up_to path_size
+"""
+
+
 class ByHand:
     """One model of transformers, its states and the inputs and outputs of its blocks' parts."""
 
@@ -98,6 +108,7 @@ def depth_case(request, tmp_path_factory):
 
 def test_the_lens_and_what_is_lost_without_a_layer(depth_case):
     report, by_hand, ids, _ = depth_case
+    assert set(DESCRIBED.split()) <= report.measures.keys()
     states = by_hand.states(ids)
     logits = by_hand.logits(states)
     torch.testing.assert_close(logits[:, -1], by_hand.logits_of_model)

@@ -271,6 +271,8 @@ def test_a_frozen_function_of_a_product_may_weigh_and_not_be_added():
     trace = Trace()
     weights = trace("exp", trace("mm", trace.h, trace("t", trace.k)))
     torch.testing.assert_close(trace.carry(trace("mm", weights, trace.h)), (H @ K.T).exp() @ T)
+    largest, places = trace("topk", weights, 2)
+    assert largest.product == weights.product is not None and places.product is None
     square = trace("mm", trace("t", trace.h), trace.k)
     assert trace("add.Tensor", trace("relu", square), W).degree == 0
     assert (

@@ -103,10 +103,11 @@ def test_norms_of_both_branches_come_before_the_branches(attention_norm, mlp_nor
     ],
 )
 def test_attention_to_an_encoder_by_its_name(name):
-    block = make_block("self_attn", "mlp", f"{name}_norm", name, f"{name}.norm")
+    other = f"{name.replace('.', '_')}_norm"
+    block = make_block("self_attn", "mlp", other, name, f"{name}.norm")
     assert find_part(block, CROSS) is block.get_submodule(name)
     assert find_branches(block)["attention_branch"] is block.self_attn
-    assert find_part(make_block("self_attn", f"{name}_norm"), CROSS) is None
+    assert find_part(make_block("self_attn", other), CROSS) is None
 
 
 def test_layers_are_those_of_a_whole_name_in_the_order_of_the_model():
