@@ -306,6 +306,9 @@ def test_tensors_that_a_checkpoint_may_lack_have_no_name():
         weights = SimpleNamespace(has_tensor=set(held).__contains__, is_random=False)
         names = pretrained.FAMILIES["t5"].names(weights, settings)
         assert names.outside["embedding.tokens"] == expected
+        weights.is_random = True  # weights that are drawn have one table
+        names = pretrained.FAMILIES["t5"].names(weights, settings)
+        assert names.outside["embedding.tokens"] == "shared.weight"
 
 
 def test_null_is_a_value_where_it_means_without():

@@ -90,6 +90,12 @@ def test_random_weights_of_a_folder_or_a_name():
     assert drawn.layer(0).mlp.w_in.dtype == jnp.bfloat16
     t5 = f"random:{GOLDEN / 't5-gated'}"
     assert pretrained.open_checkpoint(t5, part="decoder").settings["part"] == "decoder"
+    options = {"key": jax.random.key(1), "part": "decoder"}
+    opened = pretrained.open_random(GOLDEN / "t5-gated", **options)
+    config, drawn_decoder = pretrained.random_like(GOLDEN / "t5-gated", **options)
+    assert opened.config == config and config.mask == "causal" and config.cross_attention
+    expected = drawn_decoder.layers.cross.w_k[1]
+    np.testing.assert_array_equal(opened.layer(1).cross.w_k, expected)
     assert not pretrained.open_checkpoint(folder).has_random_weights
     is_refused("random: has no name", pretrained.load, "random:")
     is_refused(r"none does not exist", pretrained.load, "random:none", error=FileNotFoundError)

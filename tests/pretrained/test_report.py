@@ -125,9 +125,14 @@ def test_sums_of_paths_are_measured_without_padding(monkeypatch):
     sums, mask = rng.normal(size=(2, 3, 4, 2)), np.array([[False, False, True, True], [True] * 4])
     full = dict.fromkeys(("states", "read", "attention", "share")) | {"hidden": [None, None]}
     full["sums"] = SimpleNamespace(by_length=sums)
-    monkeypatch.setattr(
-        checkpoint_measures, "stream", lambda *_, **__: {"Transformer": full, "SAN": full}
-    )
+
+    def stream(source, inputs, groups, **options):
+        ablations = {name: group.ablation for name, group in groups.items()}
+        assert ablations == {n: rc.pretrained.AblationSpec(n) for n in ("Transformer", "SAN")}
+        assert groups["SAN"].passes == groups["Transformer"].passes[:1]
+        return {"Transformer": full, "SAN": full}
+
+    monkeypatch.setattr(checkpoint_measures, "stream", stream)
     monkeypatch.setattr(checkpoint_measures, "spikes", lambda states, mask: mask.tolist())
     report = checkpoint_measures.checkpoint_report(None, {"x": None, "mask": mask})
     sizes = np.abs(sums * mask[:, None, :, None])

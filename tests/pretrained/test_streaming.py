@@ -452,4 +452,5 @@ def test_inputs_and_groups_that_do_not_fit():
     ):
         check_refused(words, ablation=AblationSpec(*spec))
     check_refused("group 'some' has none of 3 examples: first=3, last=None", first=3)
+    check_refused("group 'some' has none of 3 examples: first=-1, last=2", first=-1, last=2)
     check_refused("group 'some' has none of 3 examples: first=2, last=2", first=2, last=2)

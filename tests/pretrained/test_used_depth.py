@@ -192,6 +192,9 @@ def test_what_is_read_of_a_network_in_memory():
     assert (head.bias, head.softcap, head.scale) == (None, None, 1.0)
     other = rc.pretrained.Unembedding(np.ones((7, 8)))
     assert _open_source(params, config, other)[1] is other
+    opened = rc.pretrained.open_checkpoint(GOLDEN / "llama-grouped")
+    assert _open_source(opened, None, other) == (opened, other)
+    assert _open_source(opened, None, None)[1].table.shape == (40, 24)  # its own
     plain = rc.transformer(2, 2, 8)
     message = "the network has no unembedding: it is not a language model"
     is_refused(message, _open_source, draws.parameters(plain), plain, None)

@@ -263,6 +263,18 @@ def test_a_start_that_is_neither_an_argument_nor_a_module_is_refused(start):
     is_refused(STARTS[start], find_start, model, exported, start)
 
 
+@pytest.mark.parametrize("start", [None, "x", "again"])
+def test_a_tensor_in_two_places_is_one_start(start):
+    """It has the name of the first argument; each node that holds it is a start, and no other."""
+    graph = torch.fx.Graph()
+    nodes = [graph.placeholder(name) for name in ("a", "b", "c")]
+    inputs = {"a": A, "b": WHOLE, "c": A}
+    exported = SimpleNamespace(program=SimpleNamespace(graph=graph), inputs=inputs)
+    exported.arguments = {"ids": WHOLE, "x": A, "again": A}
+    name, starts = find_start(nn.Module(), exported, start)
+    assert name == (start or "x") and starts == {nodes[0], nodes[2]}
+
+
 def test_where_nothing_can_be_named_the_message_says_so():
     model = Whole(nn.Linear(4, 4), lambda begin, x: begin(x))
     exported = SimpleNamespace(program=SimpleNamespace(graph=torch.fx.Graph()), inputs={})

@@ -84,6 +84,10 @@ CASES = {
         lambda t: t("add.Tensor", t("exp", t.h), draw(2, 3, 4)),
         (T * EXP / H).expand(2, 3, 4), False, NEW, None,
     ),
+    "exp(h) ** 1": (
+        lambda t: t("pow.Tensor_Scalar", t("exp", t.h), 1.0), T * EXP / H, True, SAME, 1,
+    ),
+    "h ** 1": (lambda t: t("pow.Tensor_Scalar", t.h, 1), T, False, SAME, None),
     "- exp(h)": (lambda t: t("neg", t("exp", t.h)), -T * EXP / H, True, SAME, -1),
     "- h": (lambda t: t("neg", t.h), -T, False, SAME, None),
     "2 sigmoid(h)": (

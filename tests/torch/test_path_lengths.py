@@ -5,6 +5,7 @@ import itertools
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from rank_collapse.torch import path_lengths  # noqa: E402
 from rank_collapse.torch.path_lengths import _split_longer  # noqa: E402
+from rank_collapse.torch.scopes import Branch, Branches  # noqa: E402
 from tests.oracles.small_torch_stack import (  # noqa: E402
     HIDDEN,
     IDS,
@@ -128,6 +130,9 @@ def test_axes_shared_modules_and_branches_inside_each_other(model):
 
     shared = copy.deepcopy(model)
     shared.layers = nn.ModuleList([shared.layers[0]] * 2)
+    matched = Branches(shared, r"layers\.1")  # the other path of the same module
+    node = SimpleNamespace(meta={"nn_module_stack": {"call": ("model.layers.0", None)}})
+    assert matched.find(node) == Branch("call", 0)
     twice = copy.deepcopy(model)
     twice.layers[1].load_state_dict(twice.layers[0].state_dict())
     torch.testing.assert_close(

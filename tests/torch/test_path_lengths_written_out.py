@@ -314,7 +314,7 @@ def exp_and_sum(x):
 LEAVING = {
     "a gate of other entries": (lambda x: x.flip(-1).sigmoid(), lambda g, x: g * x.tanh()),
     "a gate": (torch.sigmoid, lambda g, x: g * x.tanh()),
-    "a softmax": (exp_and_sum, lambda parts, x: parts[0] / parts[1] * x.flip(0)),
+    "a softmax": (exp_and_sum, lambda parts, x: (parts[0] / parts[1]) @ x.T),
 }
 
 
