@@ -24,7 +24,7 @@ from rank_collapse.paths.contributions import LengthPass, path_contributions
 from rank_collapse.paths.truncation import TruncatedPass
 from rank_collapse.pretrained import AblationSpec, Group, InMemory, streaming
 from rank_collapse.pretrained.checkpoint_files import open_weights
-from rank_collapse.pretrained.predictions import next_tokens, targets_of
+from rank_collapse.pretrained.predictions import LensPass, next_tokens, targets_of
 from rank_collapse.theory.reports import BoundPass, bound_report
 from tests.oracles import draws
 from tests.oracles.path_examples import (
@@ -33,7 +33,7 @@ from tests.oracles.path_examples import (
     over_batch,
     profile_in_memory,
 )
-from tests.support.closeness import near
+from tests.support.closeness import assert_close, near
 from tests.support.folders import GOLDEN
 from tests.support.marks import full_but
 from tests.support.refusals import is_refused, parametrize_refusals
@@ -252,6 +252,21 @@ def test_what_differs_between_layers_is_that_of_each_layer():
         hidden = rc.apply(params, x[i], config, mask=inputs["mask"][i]).hidden
         exists = inputs["mask"][i]
         assert largest_gap(streamed["states"][i][:, exists], hidden[:, exists]) < TOLERANCE
+
+
+def test_a_lens_reads_states_after_the_final_norm_with_its_bias():
+    """By a LayerNorm of each state itself, and with the statistics of the last state."""
+    config = rc.transformer(1, 1, 4, norm_placement="pre", final_norm=True)
+    params = draws.parameters(config)
+    inputs = {"x": np.random.default_rng(0).normal(size=(1, 3, 4)).astype(np.float32)}
+    group = {"": Group((("lens", LensPass()), ("states", States())))}
+    streamed = pretrained.stream(InMemory(params, config), inputs, group)[""]
+    states = np.asarray(streamed["states"], np.float64)
+    gain, bias = (np.asarray(a) for a in (params.final_norm.gain, params.final_norm.bias))
+    centred = states - states.mean(axis=-1, keepdims=True)
+    scale = 1 / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + config.norm_eps)
+    for lens, scales in zip(streamed["lens"][0], (scale[0], scale[0, -1:]), strict=True):
+        assert_close(lens, centred[0] * scales * gain + bias, rtol=1e-4, atol=1e-5)
 
 
 def test_an_ablation_may_be_0_or_infinite_where_the_network_is_not():
