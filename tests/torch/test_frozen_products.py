@@ -367,7 +367,7 @@ def test_a_gate_that_an_array_makes_wider_moves_and_stays_a_gate(kind):
     torch.testing.assert_close(t.carry(bent), T[:, :1] * number.tanh() / H[:, :1])
 
 
-OF_A_MASK = {
+MASK_FUNCTIONS = {
     "mul": lambda t, m: t("mul.Tensor", m, 2.0),
     "add": lambda t, m: t("add.Tensor", m, 1),
     "sub": lambda t, m: t("sub.Tensor", as_numbers(t, m), 3.0),
@@ -382,11 +382,11 @@ OF_A_MASK = {
 }
 
 
-@pytest.mark.parametrize("name", OF_A_MASK)
+@pytest.mark.parametrize("name", MASK_FUNCTIONS)
 def test_a_function_of_a_mask_is_one_of_what_the_mask_is_of(name):
     """So h times it is an activation, whose value at 0 is 0."""
     t = Trace()
-    number = OF_A_MASK[name](t, positive(t))
+    number = MASK_FUNCTIONS[name](t, positive(t))
     assert number.degree == 0 and number.base == t.h.base
     product = t("mul.Tensor", t.h, number)
     assert product.is_gate and product.gate_of is t.h
