@@ -248,7 +248,7 @@ class Reader:
             bias = self._take_array(f"{stem}{entry.name}.bias", entry.bias, False)
         if self.interleaved and kind in ("q", "k"):
             weight, bias = self._in_halves(weight), self._in_halves(bias)
-        num_heads = self._axis_sizes["h"]
+        num_heads = self._axis_sizes["h"] if kind == "qkv_grouped" else None
         weights = _split_maps(weight, len(fields), num_heads)
         biases = _split_maps(bias, len(fields), num_heads)
         for names, weight_part, bias_part in zip(fields, weights, biases, strict=True):
@@ -274,16 +274,17 @@ class Reader:
 
 
 def _split_maps(array, count, heads):
-    """Split the maps in one array along its first axis; queries' heads come before two groups.
+    """Split the maps in one array along its first axis.
 
     Args:
         array: One map, or several in one; None for a bias that is absent.
         count: Number of maps.
-        heads: Heads of queries.
+        heads: Heads of queries, if these come before the groups of keys and values; None if the
+            axis has one entry for each map.
     """
     if count == 1 or array is None:
         return [array] * count
-    if len(array) == count:
+    if heads is None:
         return list(array)
     groups = (len(array) - heads) // 2
     return np.split(array, [heads, heads + groups])

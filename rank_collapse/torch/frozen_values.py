@@ -206,7 +206,9 @@ def apply_power(call, result):
         return apply_entrywise(call, result, 1)
     if not isinstance(exponent, Tensor) and exponent == 1:
         bases, roots = [call.get(0).base], [call.get(0).gate_of]
-        return push_through(call, result, (0,), bases=bases, roots=roots)
+        power = push_through(call, result, (0,), bases=bases, roots=roots)
+        power.at_zero = call.get(0).at_zero
+        return power
     if not isinstance(exponent, Tensor) and exponent == 0:
         return call.constant(result)
     return apply_entrywise(call, result, 0)

@@ -2,9 +2,11 @@
 
 import importlib.util
 import json
+import os
 import pickle
 import sys
 import zipfile
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +14,9 @@ import pytest
 
 from rank_collapse.pretrained.checkpoint_files import (
     as_array,
+    live_model,
     open_weights,
+    read_config,
     wrap_torch_tensors,
 )
 from tests.support.refusals import is_refused
@@ -173,6 +177,8 @@ def test_a_tensor_of_a_dtype_that_numpy_lacks_is_refused():
         is_refused(message, as_array, torch.ones(2).to(kind))
     wide = torch.tensor([1.0, 2.5], dtype=torch.bfloat16)
     assert as_array(wide).tolist() == [1, 2.5] and as_array(wide).dtype == ml_dtypes.bfloat16
+    assert as_array(torch.ones(2, requires_grad=True)).tolist() == [1, 1]
+    is_refused("a tensor is on the device 'meta'", as_array, torch.ones(2, device="meta"))
 
 
 DTYPES = {
@@ -202,12 +208,17 @@ def test_every_dtype_is_read(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "end"), [("F8_E4M3", ", of a quantised checkpoint"), ("C64", "")]
+    ("dtype", "size", "end"),
+    [
+        ("F8_E4M3", 4, ", of a quantised checkpoint"),
+        ("F6_E2M3", 3, ", of a quantised checkpoint"),
+        ("F4", 2, ", of a quantised checkpoint"),
+        ("C64", 32, ""),
+    ],
 )
-def test_a_dtype_of_safetensors_that_is_not_read_is_named(tmp_path, dtype, end):
-    size = 8 if dtype == "C64" else 1
-    header = {"odd": make_entry(0, 4 * size, [4], dtype)}
-    write_safetensors(tmp_path / "model.safetensors", header, b"\0" * (4 * size))
+def test_a_dtype_of_safetensors_that_is_not_read_is_named(tmp_path, dtype, size, end):
+    header = {"odd": make_entry(0, size, [4], dtype)}
+    write_safetensors(tmp_path / "model.safetensors", header, b"\0" * size)
     message = f"tensor 'odd' has the unsupported dtype {dtype}{end}$"
     with pytest.raises(ValueError, match=message):
         open_weights(tmp_path)
@@ -221,3 +232,60 @@ def test_a_tensor_of_a_model_has_its_dtype(name):
     stored = wrap_torch_tensors("a model", {"w": torch.arange(3).to(getattr(torch, name))})["w"]
     array = stored.read(...)
     assert stored.dtype == name and array.dtype == name
+
+
+@pytest.mark.parametrize("kind", ["F64", "F32", "F16", "BF16"])
+def test_a_number_that_is_not_finite_is_refused_in_every_dtype(tmp_path, kind):
+    raw = np.array([1.0, np.nan]).astype(DTYPES[kind]).tobytes()
+    header = {"a": make_entry(0, len(raw), [2], kind)}
+    write_safetensors(tmp_path / "model.safetensors", header, raw)
+    weights = open_weights(tmp_path)
+    is_refused("tensor 'a' holds values that are not finite", weights.read, "a")
+    assert weights.read("a", slice(0, 1)) == 1
+    assert np.isnan(weights.read("a", finite=False).astype(float)).tolist() == [False, True]
+
+
+def test_a_file_that_was_written_again_is_refused_and_one_that_is_gone_is_read(tmp_path):
+    """Also if it has as many bytes as before; the mapped file exists without its name."""
+    path = tmp_path / "model.safetensors"
+    write_safetensors(path, {"a": make_entry(0, 32, [8])})
+    weights = open_weights(tmp_path)
+    os.utime(path, ns=(0, 0))
+    is_refused("is cut short, or was changed after it was opened", weights.read, "a")
+    weights = open_weights(tmp_path)
+    path.unlink()
+    assert weights.read("a").tolist() == [0] * 8
+
+
+def test_the_first_of_several_weight_files_is_read(tmp_path):
+    """Files of safetensors come before pickled ones, one file before an index."""
+    write_safetensors(tmp_path / "1.safetensors", {"a": make_entry(0, 32, [8])})
+    index = json.dumps({"weight_map": {"a": "1.safetensors"}})
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    (tmp_path / "pytorch_model.bin.index.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    assert open_weights(tmp_path).file == "model.safetensors.index.json"
+    write_safetensors(tmp_path / "model.safetensors", {"a": make_entry(0, 32, [8])})
+    assert open_weights(tmp_path).file == "model.safetensors"
+
+
+def test_a_file_of_gguf_beside_a_config_is_no_matter(tmp_path):
+    (tmp_path / "x.gguf").write_bytes(b"")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    assert read_config(tmp_path) == {"model_type": "bert"}
+    line = "config.json is a file; a checkpoint is the folder it is in$"
+    is_refused(line, read_config, tmp_path / "config.json", error=NotADirectoryError)
+
+
+@pytest.mark.parametrize("has_config", [False, True])
+def test_an_adapter_of_a_model_in_memory_is_refused(has_config):
+    """By its config, or by the names of its tensors alone."""
+    tensor = SimpleNamespace(dtype="torch.float32", layout="torch.strided", shape=(2,))
+    tensor.device = SimpleNamespace(type="cpu")
+    name = "q.weight" if has_config else "q.lora_A.default.weight"
+    model = SimpleNamespace(state_dict=lambda: {name: tensor})
+    if has_config:
+        model.peft_config = {}
+    is_refused("has an adapter of peft, which is not measured", live_model, model)
+    model = SimpleNamespace(state_dict=lambda: {"q.weight": tensor})
+    assert live_model(model).names == ["q.weight"]

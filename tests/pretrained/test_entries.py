@@ -39,6 +39,7 @@ def test_short_forms_are_a_default_or_a_type():
         (10, count_entry(most=9), "a=10 is not between 1 and 9"),
         (float("inf"), Entry(1.0, (float,)), "a=inf is not between"),
         (2**31, Entry(1, (int,)), "a=2147483648 is not between"),
+        (1e39, Entry(1.0, (float,)), r"a=1e\+39 is not between"),
     ],
 )
 def test_a_value_of_another_type_or_size_is_named(value, entry, message):
@@ -46,7 +47,10 @@ def test_a_value_of_another_type_or_size_is_named(value, entry, message):
 
 
 def test_a_whole_number_is_a_number():
-    check_entry("a", 3, Entry(1.0, (float,)))
+    for value in (3, 2**31):  # beyond an index
+        check_entry("a", value, Entry(1.0, (float,)))
+    for value in (1, 9):
+        check_entry("a", value, count_entry(most=9))
     check_allowed({"act": "gelu"}, "act", ("gelu", "relu"))
     is_refused(
         "act='tanh' of a bert model is not supported, only 'gelu' or 'relu'",
@@ -75,11 +79,16 @@ def test_the_older_entry_counts_and_layers_may_have_their_own():
         ({}, {}),
         ({"rope_theta": 50, "partial_rotary_factor": 0.5}, {"rotary_theta": 50, "rotary_width": 4}),
         ({"type": "linear", "factor": 4}, {"rotary_scaling": (4.0,)}),
+        ({"rope_type": "linear", "type": "dynamic", "factor": 4}, {"rotary_scaling": (4.0,)}),
         ({"rope_type": "dynamic", "factor": 2.0}, {"rotary_scaling": (2.0, 64.0)}),
         (
             {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
             | {"original_max_position_embeddings": 16},
             {"rotary_scaling": (8.0, 1.0, 4.0, 16.0)},
+        ),
+        (
+            {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4},
+            {"rotary_scaling": (8.0, 1.0, 4.0, 64.0)},  # of all positions
         ),
     ],
 )
@@ -99,7 +108,14 @@ def test_a_dynamic_scaling_begins_at_all_positions_whatever_a_model_was_trained_
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"truncate": False}, {"beta_fast": 2.0, "beta_slow": 0.5}, {"factor": 1.0}]
+    "more",
+    [
+        {},
+        {"truncate": False},
+        {"beta_fast": 2.0, "beta_slow": 0.5},
+        {"beta_slow": 1e-3},  # a pair beyond the last
+        {"factor": 1.0},
+    ],
 )
 def test_yarn_divides_slow_waves_and_keeps_fast_ones(more):
     """Equations 20 to 23 of Peng et al. 2023, wave by wave; its bounds are rounded outwards."""
@@ -121,7 +137,7 @@ def test_yarn_divides_slow_waves_and_keeps_fast_ones(more):
     for pair, frequency in enumerate(frequencies):
         plain, slow = theta ** (-2 * pair / width), min(max((pair - low) / (high - low), 0), 1)
         assert_close(frequency, plain * (1 - slow) + plain / entry["factor"] * slow)
-    assert 0 < high - low < width // 2
+    assert 0 < high - low < width
 
 
 def test_yarn_jumps_where_both_bounds_are_one_pair():
@@ -140,6 +156,8 @@ def test_longrope_divides_each_wave_by_its_own_number():
     entry = {"rope_type": "longrope", "short_factor": [1, 2], "long_factor": [4, 8]}
     settings = SETTINGS | {"original_max_position_embeddings": 16, "rope_theta": 100.0}
     fields = rotary_fields(entry, settings, 4)
+    named = rotary_fields(entry | {"attention_factor": 0.7, "factor": 2.0}, settings, 4)
+    assert named == fields | {"rotary_factor": 0.7}
     assert rotary_fields(entry | {"rope_type": "su"}, settings, 4) == fields  # its older name
     (short, near), (long, far) = fields["rotary_tables"]
     assert (short, long) == (16, ANY_LENGTH)
@@ -162,6 +180,7 @@ def test_yarn_takes_its_size_from_the_first_entry_that_says_it():
         (scales, (2 * grown + 1) / (0.5 * grown + 1)),
         ({"mscale": 2.0}, grown + 1),
         ({"mscale_all_dim": 0.5}, grown + 1),
+        ({"factor": None}, grown + 1),  # 64 positions, of which it first saw 16
         ({"factor": 1.0}, 1.0),
         ({"factor": 0.5}, 1.0),
     ):
@@ -176,6 +195,8 @@ def test_positions_reach_as_far_as_the_scaling():
         ({"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16}, 128),
         ({"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}, 64),
         ({"type": "yarn", "original_max_position_embeddings": 16}, 64),
+        ({"type": "yarn", "factor": 8.0}, 64),
+        ({"rope_type": "linear", "type": "dynamic", "factor": 1.5}, 64),
         ({"rope_type": "dynamic"}, 64),
     ):
         assert num_positions(entry, SETTINGS) == expected
@@ -190,6 +211,9 @@ def test_layers_with_a_window_have_a_base_without_scaling():
     local["rope_parameters"]["sliding_attention"]["rope_type"] = "yarn"
     message = "sliding_attention.rope_type='yarn' of a llama model is not supported"
     is_refused(message, local_theta, SETTINGS | NONE | local, 500.0)
+    local["rope_parameters"]["sliding_attention"] = {"partial_rotary_factor": 0.5}
+    message = "sliding_attention.partial_rotary_factor=0.5 of a llama model is not supported"
+    is_refused(message, local_theta, SETTINGS | NONE | local, 500.0)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +225,10 @@ def test_layers_with_a_window_have_a_base_without_scaling():
         (
             {"rope_type": "longrope", "short_factor": [1], "long_factor": [1]},
             "short_factor is not a",
+        ),
+        (
+            {"rope_type": "longrope", "short_factor": [1, 2, 3, "4"], "long_factor": [1] * 4},
+            "short_factor is not a list of 4 numbers",
         ),
     ],
 )

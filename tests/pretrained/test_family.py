@@ -4,12 +4,15 @@ import math
 import warnings
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rank_collapse import pretrained
 from rank_collapse.network.config import DEFAULTS, flat
+from rank_collapse.network.layers import get_activation
 from rank_collapse.pretrained.families.vit import cut_patches, image_patches
+from rank_collapse.pretrained.family import ACTIVATIONS, GATES
 from tests.oracles.architecture_cases import CASES, FORMS, SMALL
 from tests.support.refusals import is_refused
 
@@ -157,6 +160,8 @@ def test_depth_and_mlp_of_t5_are_those_of_the_part():
 def test_null_means_the_default_and_parts_are_checked():
     settings = pretrained.settings_of({"model_type": "bert", "hidden_size": None, "other": None})
     assert settings["hidden_size"] == 768 and settings["other"] is None
+    theta = pretrained.settings_of({"model_type": "llama", "rope_theta": 500})["rope_theta"]
+    assert isinstance(theta, float) and theta == 500
     assert pretrained.settings_of({"model_type": "t5"})["part"] == "encoder"
     assert pretrained.settings_of({"model_type": "mt5"}, "decoder")["part"] == "decoder"
 
@@ -184,6 +189,14 @@ def test_layers_with_a_window_have_a_rotary_base_of_their_own():
         rotary = {"sliding_attention": {"rope_type": "default", "rope_theta": 700.0}}
         assert make_config(name, rope_parameters=rotary, **{entry: 500.0}).local_theta == 700
     assert make_config("gemma3_text", rope_theta=300.0).rotary_theta == 300
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
+def test_early_files_of_phi3_call_longrope_otherwise(kind):
+    first = {"type": kind, "short_factor": [1.0, 2.0, 3.0, 4.0], "long_factor": [5.0] * 4}
+    (_, short), (_, long) = make_config("phi3", rope_scaling=first).rotary_tables
+    assert short == pytest.approx([1, 0.1 / 2, 0.01 / 3, 0.001 / 4])
+    assert long == pytest.approx([1 / 5, 0.1 / 5, 0.01 / 5, 0.001 / 5])
 
 
 def test_yarn_keeps_fast_waves_and_divides_slow_ones():
@@ -293,6 +306,9 @@ def test_tensors_that_a_checkpoint_may_lack_have_no_name():
         weights = SimpleNamespace(has_tensor=set(held).__contains__, is_random=False)
         names = pretrained.FAMILIES["t5"].names(weights, settings)
         assert names.outside["embedding.tokens"] == expected
+        weights.is_random = True  # weights that are drawn have one table
+        names = pretrained.FAMILIES["t5"].names(weights, settings)
+        assert names.outside["embedding.tokens"] == "shared.weight"
 
 
 def test_null_is_a_value_where_it_means_without():
@@ -300,6 +316,9 @@ def test_null_is_a_value_where_it_means_without():
     assert pretrained.config_of(settings).score_cap == 50.0
     assert pretrained.config_of(settings | {"attn_logit_softcapping": None}).score_cap == 0.0
     assert pretrained.config_of(settings | {"sliding_window": None}).windows == ()
+    capped = {"model_type": "gemma2", "final_logit_softcapping": None}
+    assert pretrained.settings_of(capped)["final_logit_softcapping"] is None
+    assert pretrained.settings_of({"model_type": "gptj", "rotary_dim": None})["rotary_dim"] is None
 
 
 @pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])
@@ -329,3 +348,14 @@ def test_golden_configs(golden):
             biased = [kind for kind in kinds if family._has_bias(settings, config, kind)]
             lines.append(f"{name} has biases of {' '.join(biased)}")
     golden("settings/pretrained_families.txt", "\n".join(lines))
+
+
+def test_activations_are_those_of_transformers_of_these_names():
+    torch, x = pytest.importorskip("torch"), np.linspace(-4, 4, 33, dtype=np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = pytest.importorskip("transformers.activations").ACT2FN
+    for name, kind in [*ACTIVATIONS.items(), *GATES.items()]:
+        expected = theirs[name](torch.from_numpy(x)).numpy()
+        values = np.asarray(get_activation(kind).fn(jnp.asarray(x)))
+        np.testing.assert_allclose(values, expected, atol=2e-6, err_msg=name)

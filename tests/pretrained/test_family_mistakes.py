@@ -1,5 +1,9 @@
 """The table of families: what is refused."""
 
+import re
+
+import pytest
+
 from rank_collapse import pretrained
 from tests.oracles.architecture_cases import SMALL
 from tests.support.refusals import is_refused, parametrize_refusals
@@ -95,6 +99,20 @@ def test_every_family_refuses_something():
             "num_hidden_layers=6000 times inner_group_num=2 is more than 10000 layers",
         )
     ]
+    + [
+        ("bert", {"hidden_size": 0}, "hidden_size=0 is not between 1 and"),
+        ("bert", {"num_attention_heads": 0}, "num_attention_heads=0 is not between 1 and"),
+        ("gpt2", {"n_layer": 10_001}, "n_layer=10001 is not between 1 and 10000"),
+        ("albert", {"num_hidden_groups": 0}, "num_hidden_groups=0 is not between 1 and 10000"),
+        ("albert", {"inner_group_num": 10_001}, "inner_group_num=10001 is not between 1 and"),
+        ("gemma3", {}, "text_config=None is not an object"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True of a gpt2 model"),
+        ("xlnet", {"bi_data": True}, "bi_data=True of a xlnet model"),
+        ("xlnet", {"attn_type": "both"}, "attn_type='both' of a xlnet model"),
+        ("gemma", {"hidden_activation": "gelu"}, "hidden_activation='gelu' of a gemma model"),
+        ("qwen2_moe", {"mlp_only_layers": [1]}, r"mlp_only_layers=\[1\] of a qwen2_moe"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step=2 of a qwen3_moe"),
+    ]
     # which was the usual base
     + [(name, {"rope_theta": 0}, "rope_theta=0.0 of") for name in ("llama", "gemma3_text")]
 )
@@ -114,3 +132,60 @@ def test_what_is_not_supported_is_named(arguments, message):
 def test_parts_and_kinds_that_there_are_not(arguments, message):
     name, part = arguments
     is_refused(message, lambda: pretrained.settings_of({"model_type": name}, part))
+
+
+# The least number that an entry may be, of entries that count something and of others.
+LEAST = {
+    "bert": {"pad_token_id": -1},
+    "xlm-roberta": {"pad_token_id": -1},
+    "distilbert": {"pad_token_id": -1},
+    "xlnet": {"clamp_len": -1},
+    "t5": {"d_kv": 1, "d_ff": 1, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 1}
+    | {"relative_attention_num_buckets": 1, "relative_attention_max_distance": 1, "d_model": 1},
+    "mt5": {"d_ff": 1, "num_layers": 1},
+    "gpt_neox": {"max_position_embeddings": 1, "num_attention_heads": 1},
+    "llama": {"num_key_value_heads": 1, "head_dim": 1, "pad_token_id": -1},
+    "phi3": {"original_max_position_embeddings": 1},
+    "smollm3": {"no_rope_layer_interval": 1, "num_key_value_heads": 1},
+    "cohere2": {"sliding_window_pattern": 1},
+    "gemma": {"head_dim": 1, "num_key_value_heads": 1, "pad_token_id": -1},
+    "gemma3_text": {"sliding_window_pattern": 1},
+    "mixtral": {"num_experts_per_tok": 1, "num_local_experts": 1},
+    "qwen2_moe": {"num_experts_per_tok": 1, "num_experts": 1, "num_local_experts": 1}
+    | {"moe_intermediate_size": 1, "num_key_value_heads": 1},
+    "qwen3_moe": {"num_experts_per_tok": 1, "num_experts": 1, "moe_intermediate_size": 1},
+    "modernbert": {"global_attn_every_n_layers": 1, "pad_token_id": -1},
+    "albert": {"num_hidden_layers": 1, "num_hidden_groups": 1, "inner_group_num": 1},
+    "vit": {"image_size": 1, "patch_size": 1, "num_channels": 1, "num_hidden_layers": 1},
+    "dinov2": {"patch_size": 1, "mlp_ratio": 1},
+    "dinov2_with_registers": {"patch_size": 1, "mlp_ratio": 1},
+    "whisper": {"num_mel_bins": 1, "encoder_layers": 1, "encoder_attention_heads": 1},
+}
+
+
+@pytest.mark.parametrize("name", LEAST)
+def test_numbers_are_not_below_the_least_that_has_a_meaning(name):
+    for entry, least in LEAST[name].items():
+        settings = pretrained.settings_of({"model_type": name, entry: least})
+        assert settings[entry] == least
+        line = rf"^{entry}={least - 1} is not between {least} and"
+        with pytest.raises(ValueError, match=line):
+            pretrained.settings_of({"model_type": name, entry: least - 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "values", "wrong"),
+    [
+        ("dinov2", "mlp_ratio", [1000], 1001),
+        ("t5", "num_decoder_layers", [10_000], 10_001),
+        ("t5", "num_layers", [10_000], 10_001),
+        ("dinov2", "layerscale_value", [-1.0, 0, 1e38], -1e39),
+        ("granite", "logits_scaling", [1e-9], -1e-9),
+        ("granite", "logits_scaling", [1], 0.0),
+    ],
+)
+def test_numbers_are_within_their_limits(name, entry, values, wrong):
+    for value in values:
+        assert pretrained.settings_of({"model_type": name, entry: value})[entry] == value
+    with pytest.raises(ValueError, match=rf"^{entry}={re.escape(str(wrong))} is not between"):
+        pretrained.settings_of({"model_type": name, entry: wrong})

@@ -160,6 +160,15 @@ def test_no_tensor_of_the_family(tmp_path):
     unreadable(folder, "embeddings.word_embeddings.weight", "is missing")
 
 
+def test_groups_of_layers_that_only_the_file_has_are_refused(tmp_path):
+    """ALBERT counts groups, and the layers of a group."""
+    copy = Path(shutil.copytree(GOLDEN / "albert-groups", tmp_path / "albert"))
+    change_config(copy, num_hidden_groups=1)
+    unreadable(copy, "albert_layer_groups.1.* exist", "implies 1 layer")
+    change_config(copy, num_hidden_groups=2, inner_group_num=1)
+    unreadable(copy, "albert_layer_groups.0.albert_layers.1.* exist", "implies 1 layer")
+
+
 @pytest.mark.parametrize(
     ("entries", "words"),
     [

@@ -90,6 +90,12 @@ def test_random_weights_of_a_folder_or_a_name():
     assert drawn.layer(0).mlp.w_in.dtype == jnp.bfloat16
     t5 = f"random:{GOLDEN / 't5-gated'}"
     assert pretrained.open_checkpoint(t5, part="decoder").settings["part"] == "decoder"
+    options = {"key": jax.random.key(1), "part": "decoder"}
+    opened = pretrained.open_random(GOLDEN / "t5-gated", **options)
+    config, drawn_decoder = pretrained.random_like(GOLDEN / "t5-gated", **options)
+    assert opened.config == config and config.mask == "causal" and config.cross_attention
+    expected = drawn_decoder.layers.cross.w_k[1]
+    np.testing.assert_array_equal(opened.layer(1).cross.w_k, expected)
     assert not pretrained.open_checkpoint(folder).has_random_weights
     is_refused("random: has no name", pretrained.load, "random:")
     is_refused(r"none does not exist", pretrained.load, "random:none", error=FileNotFoundError)
@@ -111,6 +117,7 @@ def test_names_on_the_hub_without_the_package_and_without_internet(monkeypatch):
     assert is_hub_name("hf:gpt2") and not is_hub_name("gpt2") and not is_hub_name({"model_type": 1})
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     missing = f"huggingface_hub, which is not installed: pip.*{INSTEAD}"
+    missing = missing.replace("pip.*", r"pip install huggingface_hub \(the extra 'hub'\); .*")
     is_refused(missing, pretrained.load, f"hf:{PYTHIA}", error=ImportError)
 
     def download(*_, **__):
@@ -119,6 +126,14 @@ def test_names_on_the_hub_without_the_package_and_without_internet(monkeypatch):
     fake_hub(monkeypatch, download)
     offline = f"no route to host; give a folder.*{INSTEAD}"
     is_refused(offline, pretrained.settings_of, f"hf:{PYTHIA}", error=FileNotFoundError)
+
+
+# Files of published models: what a tokenizer is read from, and weights in one file or in several.
+BESIDE = ["config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt"]
+BESIDE += ["vocab.json", "merges.txt", "special_tokens_map.json", "spiece.model"]
+BESIDE += ["sentencepiece.bpe.model"]
+SAFE = ["model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
+PICKLED = ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"]
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin", "README.md"])
@@ -141,9 +156,20 @@ def test_weights_in_the_safer_format_where_there_are_some(monkeypatch, tmp_path,
         )
     else:
         assert hub_folder("hf:gpt2") == tmp_path
-    assert all(a[:2] == ("gpt2", None) and "config.json" in a[2] for a in requests)
+    assert all(a[:2] == ("gpt2", None) for a in requests)
+    for (*_, patterns), wanted in zip(requests, (SAFE, PICKLED), strict=False):
+        others = PICKLED if wanted is SAFE else SAFE
+        for name in (*BESIDE, *wanted):
+            assert any(fnmatch(name, pattern) for pattern in patterns), name
+        for name in ("flax_model.msgpack", "tf_model.h5", "README.md", *others):
+            assert not any(fnmatch(name, pattern) for pattern in patterns), name
     assert len(requests) == (1 if file == "model.safetensors" else 2)
     requests.clear()
     if file != "README.md":
         assert hub_folder("hf:a/gpt2@v1") == tmp_path
         assert {a[:2] for a in requests} == {("a/gpt2", "v1")}
+
+
+def test_the_architecture_of_a_model_of_the_hub_may_have_random_weights(monkeypatch):
+    fake_hub(monkeypatch, lambda name, **_: str(GOLDEN / name))
+    assert pretrained.config_of("random:hf:bert") == pretrained.config_of(GOLDEN / "bert")

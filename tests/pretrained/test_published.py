@@ -2,6 +2,7 @@
 
 import pytest
 
+from rank_collapse.pretrained.loading import config_of
 from rank_collapse.pretrained.published import PUBLISHED, published_curves, suggest_names
 
 
@@ -22,3 +23,19 @@ def test_curves_are_of_the_same_family_width_and_depth(name):
     for entry in {"model_type", "hidden_size", "d_model"} & settings.keys():
         wrong = "gpt2" if entry == "model_type" else 1024
         assert published_curves(settings | {entry: wrong}, 12) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("bert-base-cased", (28996, 768, 3072)),
+        ("albert-base-v2", (30000, 128, 3072)),
+        ("xlnet-base-cased", (32000, 768, 3072)),
+    ],
+)
+def test_sizes_are_those_of_the_papers(name, sizes):
+    """Words and their widths (of ALBERT less than the width), and the width of the MLP."""
+    config = config_of(f"random:{name}")
+    tables = config.embedding
+    assert (tables.vocab_size, tables.d_embed, config.d_ff) == sizes
+    assert (config.depth, config.num_heads, config.d_model) == (12, 12, 768)

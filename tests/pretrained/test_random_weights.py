@@ -106,7 +106,7 @@ def test_a_tensor_depends_on_the_key_and_its_name_alone():
         "normal": Draw(0.5),
         "ones": Draw(value=1.0),
         "padded": Draw(2.0, zero_row=1),
-        "beyond": Draw(2.0, zero_row=9),
+        "beyond": Draw(2.0, zero_row=3),
         "waves": Draw(value=lambda rows, width: np.full((rows, width), rows / width)),
     }
     weights, other = (RandomWeights(jax.random.key(k), draws.get) for k in (0, 1))

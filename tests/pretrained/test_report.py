@@ -1,11 +1,14 @@
 """How long the paths of a checkpoint are, by three weightings, against the library's own sums."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
 
 import rank_collapse as rc
 from rank_collapse.measures.profiles import Profile
+from rank_collapse.pretrained import report as checkpoint_measures
 from rank_collapse.pretrained.report import (
     BY_NORM,
     COUNTED,
@@ -92,6 +95,10 @@ def test_a_checkpoint_has_the_shares_and_spikes_of_each_text():
     ids = np.array([[5, 8, 13, 7, 21, 0], [3, 1, 4, 9, 15, 16]])
     mask = np.arange(6) < np.array([[5], [6]])
     report = rc.pretrained.checkpoint_report(source, {"x": ids, "mask": mask})
+    spikes = {f"spike_{name}" for name in ("entry", "norm", "share", "token", "feature")}
+    names = spikes | {"residual_ratio", "token_cosine", "effective_rank", "residual_spike"}
+    for profile in (*report.states.values(), report.read):
+        assert profile.measures.keys() == names | {"bulk_ratio"}
     for text in range(2):
         trace = rc.apply(params, ids[text], config, mask=mask[text])
         share = rc.branch_shares(trace, params, config, mask=mask[text]).attention
@@ -108,3 +115,30 @@ def test_spikes_of_a_report_are_of_tokens_that_exist():
     inputs = {"x": x, "mask": np.arange(5)[None] < 4}
     report = rc.pretrained.checkpoint_report(rc.pretrained.InMemory(params, config), inputs)
     assert {spike[1:3] for spike in report.spikes[0]} == {(1, 3)}
+    norm = jax.tree.map(np.asarray, params.layers.attention_norm)  # what attention reads
+    centred = x[0, :4] - x[0, :4].mean(axis=1, keepdims=True)
+    reads = centred / centred.std(axis=1, keepdims=True) * norm.gain[0] + norm.bias[0]
+    ratio = report.read["residual_ratio"][0, 0]
+    np.testing.assert_allclose(ratio, rc.residual_ratio(reads), rtol=1e-4)
+
+
+def test_sums_of_paths_are_measured_without_padding(monkeypatch):
+    """√(‖C‖_1 ‖C‖_∞) of the rows that exist, where padding comes first in one text."""
+    rng = np.random.default_rng(0)
+    sums, mask = rng.normal(size=(2, 3, 4, 2)), np.array([[False, False, True, True], [True] * 4])
+    full = dict.fromkeys(("states", "read", "attention", "share")) | {"hidden": [None, None]}
+    full["sums"] = SimpleNamespace(by_length=sums)
+
+    def stream(source, inputs, groups, **options):
+        ablations = {name: group.ablation for name, group in groups.items()}
+        assert ablations == {n: rc.pretrained.AblationSpec(n) for n in ("Transformer", "SAN")}
+        assert groups["SAN"].passes == groups["Transformer"].passes[:1]
+        return {"Transformer": full, "SAN": full}
+
+    monkeypatch.setattr(checkpoint_measures, "stream", stream)
+    monkeypatch.setattr(checkpoint_measures, "spikes", lambda states, mask: mask.tolist())
+    report = checkpoint_measures.checkpoint_report(None, {"x": None, "mask": mask})
+    sizes = np.abs(sums * mask[:, None, :, None])
+    expected = np.sqrt(sizes.sum(axis=2).max(axis=-1) * sizes.sum(axis=3).max(axis=-1))
+    assert_close(report.path_size, expected, rtol=1e-6)
+    assert report.spikes == mask.tolist()

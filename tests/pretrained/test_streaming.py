@@ -21,9 +21,10 @@ from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.passes import LayerMeasure, States
 from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import LengthPass, path_contributions
+from rank_collapse.paths.truncation import TruncatedPass
 from rank_collapse.pretrained import AblationSpec, Group, InMemory, streaming
 from rank_collapse.pretrained.checkpoint_files import open_weights
-from rank_collapse.pretrained.predictions import next_tokens, targets_of
+from rank_collapse.pretrained.predictions import LensPass, next_tokens, targets_of
 from rank_collapse.theory.reports import BoundPass, bound_report
 from tests.oracles import draws
 from tests.oracles.path_examples import (
@@ -32,7 +33,7 @@ from tests.oracles.path_examples import (
     over_batch,
     profile_in_memory,
 )
-from tests.support.closeness import near
+from tests.support.closeness import assert_close, near
 from tests.support.folders import GOLDEN
 from tests.support.marks import full_but
 from tests.support.refusals import is_refused, parametrize_refusals
@@ -256,6 +257,21 @@ def test_what_differs_between_layers_is_that_of_each_layer():
         assert largest_gap(streamed["states"][i][:, exists], hidden[:, exists]) < TOLERANCE
 
 
+def test_a_lens_reads_states_after_the_final_norm_with_its_bias():
+    """By a LayerNorm of each state itself, and with the statistics of the last state."""
+    config = rc.transformer(1, 1, 4, norm_placement="pre", final_norm=True)
+    params = draws.parameters(config)
+    inputs = {"x": np.random.default_rng(0).normal(size=(1, 3, 4)).astype(np.float32)}
+    group = {"": Group((("lens", LensPass()), ("states", States())))}
+    streamed = pretrained.stream(InMemory(params, config), inputs, group)[""]
+    states = np.asarray(streamed["states"], np.float64)
+    gain, bias = (np.asarray(a) for a in (params.final_norm.gain, params.final_norm.bias))
+    centred = states - states.mean(axis=-1, keepdims=True)
+    scale = 1 / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + config.norm_eps)
+    for lens, scales in zip(streamed["lens"][0], (scale[0], scale[0, -1:]), strict=True):
+        assert_close(lens, centred[0] * scales * gain + bias, rtol=1e-4, atol=1e-5)
+
+
 def test_an_ablation_may_be_0_or_infinite_where_the_network_is_not():
     """Attention alone loses what tiny weights make of it, and the full network does not."""
     config = rc.transformer(1, 1, 4, norm_placement="none")
@@ -362,6 +378,33 @@ def test_vectors_are_read_as_they_are():
     assert config == source.config and outside.embedding.tokens is None
 
 
+def test_vectors_in_the_place_of_tokens_read_one_row_of_the_table():
+    """No token is embedded; in the weights' dtype, whatever that of the file."""
+    source = pretrained.open_checkpoint(GOLDEN / "bert", dtype=jnp.bfloat16)
+    x = np.ones((2, 3, source.config.d_model), np.float32)
+    config, outside, batch = source.prepare_batch({"x": x})
+    np.testing.assert_array_equal(batch["x"], x)
+    assert outside.embedding.tokens.shape == (1, 24) and config.embedding.vocab_size == 1
+    assert outside.embedding.tokens.dtype == jnp.bfloat16
+
+
+def test_tokens_beyond_the_vocabulary_of_a_network_in_memory_are_refused():
+    config = rc.transformer(1, 1, 4, embedding=rc.EmbeddingConfig(vocab_size=7, d_embed=4))
+    source = InMemory(draws.parameters(config), config)
+    is_refused("token id 7 is not below vocab_size=7", source.prepare_batch, {"x": [[3, 7]]})
+
+
+def test_states_of_padding_may_be_infinite():
+    """Rows are those of the examples of one part, in another order than that of the mask."""
+    hidden = np.ones((2, 3, 4), np.float32)
+    hidden[0, 0, 1] = hidden[1, 2, 3] = np.inf
+    mask = np.array([[True, True, False], [True] * 3, [False, True, True]])
+    streaming._check_states(1, hidden, mask, [2, 0])
+    for rows in ([2, 1], [0, 2], [1, 0]):
+        is_refused("of layer 1 are not finite", streaming._check_states, 1, hidden, mask, rows)
+    is_refused("of layer 3 are not finite", streaming._check_states, 3, hidden, None, [2, 0])
+
+
 def test_a_layer_alone_is_that_of_its_row():
     """Nothing is read ahead."""
     source = pretrained.open_checkpoint(GOLDEN / "albert-groups")
@@ -395,6 +438,19 @@ def test_ablations_share_a_program_only_where_skips_alone_differ():
     ):
         config = rc.TransformerConfig(**whole | changes)
         assert streaming._shared_program(group, config) == (SAN, None), changes
+    more = Group((("states", States()), ("sums", LengthPass())), SAN)  # not of states alone
+    assert streaming._shared_program(more, rc.TransformerConfig(**whole)) == (SAN, None)
+
+
+def test_a_pass_that_does_not_cover_the_network_is_refused_and_layers_are_freed(monkeypatch):
+    config = rc.transformer(1, 1, 4, cross_attention=True)
+    source, freed = InMemory(draws.parameters(config), config), []
+    monkeypatch.setattr(source.layers, "drop", lambda: freed.append(True), raising=False)
+    inputs = {"x": np.ones((1, 3, 4), np.float32), "memory": np.ones((1, 2, 4), np.float32)}
+    groups = {"short": Group((("short", TruncatedPass(0)),))}
+    message = "truncated does not cover cross_attention=True"
+    is_refused(message, pretrained.stream, source, inputs, groups)
+    assert freed == [True]
 
 
 def test_inputs_and_groups_that_do_not_fit():
@@ -414,4 +470,5 @@ def test_inputs_and_groups_that_do_not_fit():
     ):
         check_refused(words, ablation=AblationSpec(*spec))
     check_refused("group 'some' has none of 3 examples: first=3, last=None", first=3)
+    check_refused("group 'some' has none of 3 examples: first=-1, last=2", first=-1, last=2)
     check_refused("group 'some' has none of 3 examples: first=2, last=2", first=2, last=2)

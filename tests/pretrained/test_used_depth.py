@@ -1,5 +1,6 @@
 """The depth report against the same measures by hand in PyTorch, on models of transformers."""
 
+import re
 import types
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from rank_collapse.pretrained.used_depth import (
     PathLength,
     _open_source,
     depth_used,
+    describe_missing_head,
 )
 from tests.oracles import draws
 from tests.support.closeness import assert_close, near
@@ -34,6 +36,16 @@ MODELS = {
     "Llama": {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2},
     "Gemma2": {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8},
 }
+
+
+# The measures that `depth_report` describes.
+DESCRIBED = """
+lens_kl lens_overlap frozen_kl frozen_overlap attention_cosine mlp_cosine layer_cosine
+attention_ratio mlp_ratio attention_share block_influence angle last_angle error cosine later
+later_most loss_without residual_ratio token_cosine effective_rank read_residual_ratio
+read_token_cosine read_effective_rank spike_norm spike_share first_column entropy loss_up_to
+same_up_to path_size
+"""
 
 
 class ByHand:
@@ -96,6 +108,7 @@ def depth_case(request, tmp_path_factory):
 
 def test_the_lens_and_what_is_lost_without_a_layer(depth_case):
     report, by_hand, ids, _ = depth_case
+    assert set(DESCRIBED.split()) <= report.measures.keys()
     states = by_hand.states(ids)
     logits = by_hand.logits(states)
     torch.testing.assert_close(logits[:, -1], by_hand.logits_of_model)
@@ -162,6 +175,14 @@ def test_a_checkpoint_without_a_head_for_the_next_token_is_refused():
         rc.depth_report(source, [[5, 8, 13]])
 
 
+def test_a_head_for_masked_tokens_is_named_where_there_is_one():
+    for head, end in ((None, "needs one$"), (("a", "b"), "one; its head predicts masked tokens$")):
+        family = types.SimpleNamespace(masked_head=head)
+        source = types.SimpleNamespace(family=family, settings={"model_type": "vit"})
+        text = describe_missing_head(source, "it")
+        assert re.search(rf"^it \(vit\) has no head that predicts the next token.* {end}", text)
+
+
 def test_what_is_read_of_a_network_in_memory():
     """Its own table of tokens, unless another is given; a network without tokens has none."""
     config = rc.transformer(2, 2, 8, embedding=rc.EmbeddingConfig(vocab_size=7, d_embed=8))
@@ -171,6 +192,9 @@ def test_what_is_read_of_a_network_in_memory():
     assert (head.bias, head.softcap, head.scale) == (None, None, 1.0)
     other = rc.pretrained.Unembedding(np.ones((7, 8)))
     assert _open_source(params, config, other)[1] is other
+    opened = rc.pretrained.open_checkpoint(GOLDEN / "llama-grouped")
+    assert _open_source(opened, None, other) == (opened, other)
+    assert _open_source(opened, None, None)[1].table.shape == (40, 24)  # its own
     plain = rc.transformer(2, 2, 8)
     message = "the network has no unembedding: it is not a language model"
     is_refused(message, _open_source, draws.parameters(plain), plain, None)
@@ -264,7 +288,7 @@ def test_padded_texts_are_measured_over_the_tokens_that_exist(monkeypatch):
     assert calls[-1][-1].tolist() == [[True] * 4]
 
 
-def test_a_report_in_words_says_where_its_definitions_disagree():
+def test_a_report_in_words_says_where_its_definitions_disagree(monkeypatch):
     def make_report(layers):
         used = {
             name: DepthUsed(number, f"what {name} is", "someone")
@@ -287,6 +311,11 @@ def test_a_report_in_words_says_where_its_definitions_disagree():
         "  mean length: counted 1.5, measured 0.8",
         "The definitions disagree: 1 by “second”, 2 by “one”.",
     ]
+    drawn = []
+    monkeypatch.setattr("rank_collapse.report.depth.depth_figure", lambda *a: drawn.append(a))
+    report = make_report((2, 1))
+    report.figure()
+    assert drawn == [(report.measures, report.length_laws, 2)]  # that of the loss
     single = str(make_report((None, 1)))
     assert "  one          none  what one is" in single and "disagree" not in single
     columns = make_report((1, 1)).by_layer()
@@ -336,6 +365,18 @@ def test_each_definition_has_a_measure_of_its_own():
         "same_up_to": settles(8, 0.98, 0.99),
     }
     used, lengths = depth_used(measures, np.array([1.0, 3.0]))
+    for name, words in {  # the thresholds of each definition, and whose it is
+        "lens, KL": ("KL below 0.1 of", "Hu et al. 2025"),
+        "lens, top 5": ("overlap above 0.2$", "Hu et al. 2025"),
+        "cosine": ("opposing the stream to amplifying it", "Hu et al. 2025"),
+        "single layers": ("without which the loss changes by over 1%$", "^Men et al. 2024"),
+        "blocks, last token": ("last token by at most 0.1 π$", "^Gromov et al. 2024"),
+        "blocks": ("mean over tokens", "Gromov et al. 2024"),
+        "paths, loss": ("least k .* loss within 1%$", "Dong et al. 2021"),
+        "paths, token": ("least k .* 99% of the next tokens$", "Dong et al. 2021"),
+    }.items():
+        for text, pattern in zip((used | lengths)[name][1:], words, strict=True):
+            assert re.search(pattern, text), name
     assert {name: one[0] for name, one in (used | lengths).items()} == {
         "lens, KL": 1,
         "lens, top 5": 2,

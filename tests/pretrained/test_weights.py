@@ -86,15 +86,17 @@ def test_a_layer_that_is_not_finite_is_refused_on_every_device(backend, monkeypa
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     weights = HeldWeights()
     weights.checks = False
-    layers = LazyLayers(weights, [0, 1, 2], weights.read)
+    layers = LazyLayers(weights, [0, 2, 1], weights.read)
     assert len(layers) == 3
-    stored = layers.get(0, coming=2)
+    stored = layers.get(0, coming=1)
     np.testing.assert_array_equal(stored["a"].value, weights.read(0)["a"])
     assert stored["b"].value.dtype == jnp.float32 and layers.get(0) is stored
-    is_refused("layer 1 has values that are not finite", layers.get, 1)
+    is_refused("layer 1 has values that are not finite", layers.get, 2)
     assert weights.checks
-    np.testing.assert_array_equal(layers.get(2)["b"].value, [1, 2])
+    np.testing.assert_array_equal(layers.get(1)["b"].value, [1, 2])
+    last = layers.get(1)
     layers.drop()
+    assert layers.get(1) is not last  # which was freed
     weights.is_random = True  # random weights are finite and are not checked
     weights.checks = False
     assert np.isinf(LazyLayers(weights, [1], weights.read).get(0)["b"].value).any()

@@ -67,3 +67,17 @@ def test_what_is_no_cache_has_no_keys():
         assert find_keys(cache) is None
     for cache in (((),), ((KEYS[0, 0, 0],),), ((3, KEYS),)):  # empty, without rows, no tensor
         assert find_keys(cache) is None
+
+
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_a_cache_is_compared_if_no_output_holds_it_and_if_its_tensors_are_kept(is_in_place):
+    """A cache of fixed size stays one tensor, in which the rows are exchanged."""
+    keys, rows = KEYS.clone(), CacheRows()
+    rows.begin_call({"past_key_values": ((keys, keys),)})
+    rows.end_call((torch.ones(2),))
+    order = [1, 0, 2, 3]
+    if is_in_place:
+        keys.copy_(KEYS[order])
+    else:
+        keys = KEYS[order]
+    is_refused(LINE, rows.begin_call, {"past_key_values": ((keys, keys),)})

@@ -1,6 +1,9 @@
 """Arguments and results by name, and what a traced pass leaves as it was."""
 
 import dataclasses
+import logging
+import sys
+import warnings
 from collections import OrderedDict, UserDict, namedtuple
 from types import SimpleNamespace
 
@@ -14,6 +17,7 @@ from rank_collapse.torch import path_lengths  # noqa: E402
 from rank_collapse.torch.exporting import (  # noqa: E402
     _attributes_kept,
     _contents_kept,
+    _without_logs,
     name_arguments,
     select_result,
     without_compilation,
@@ -259,6 +263,18 @@ def test_a_start_that_is_neither_an_argument_nor_a_module_is_refused(start):
     is_refused(STARTS[start], find_start, model, exported, start)
 
 
+@pytest.mark.parametrize("start", [None, "x", "again"])
+def test_a_tensor_in_two_places_is_one_start(start):
+    """It has the name of the first argument; each node that holds it is a start, and no other."""
+    graph = torch.fx.Graph()
+    nodes = [graph.placeholder(name) for name in ("a", "b", "c")]
+    inputs = {"a": A, "b": WHOLE, "c": A}
+    exported = SimpleNamespace(program=SimpleNamespace(graph=graph), inputs=inputs)
+    exported.arguments = {"ids": WHOLE, "x": A, "again": A}
+    name, starts = find_start(nn.Module(), exported, start)
+    assert name == (start or "x") and starts == {nodes[0], nodes[2]}
+
+
 def test_where_nothing_can_be_named_the_message_says_so():
     model = Whole(nn.Linear(4, 4), lambda begin, x: begin(x))
     exported = SimpleNamespace(program=SimpleNamespace(graph=torch.fx.Graph()), inputs={})
@@ -280,3 +296,16 @@ def test_a_state_in_another_shape_is_the_start():
     torch.testing.assert_close(parts.by_length[0], state)
     torch.testing.assert_close(parts.by_length[1], state @ model.branch.weight.T)
     assert parts.start == "begin" and parts.output_name == "the model's result"
+
+
+def test_what_torch_writes_is_held_back_and_logging_is_as_before(capfd):
+    logging.disable(logging.INFO)
+    try:
+        with _without_logs():
+            logging.getLogger("torch").error("a line of a log")
+            print("another line", file=sys.stderr)
+            warnings.warn("a warning", stacklevel=1)
+        assert logging.root.manager.disable == logging.INFO
+    finally:
+        logging.disable(logging.NOTSET)
+    assert not any(capfd.readouterr())

@@ -15,6 +15,7 @@ from tests.oracles.torch_operators import aten, draw, torch
 H, W, ROW, ARRAY = draw(3, 4), draw(4, 4), draw(1, 4), draw(3, 4)
 TWO = torch.tensor(2.0, dtype=torch.float64)
 T = draw(3, 4)
+I, J = torch.tensor([2, 0]), torch.tensor([1, 3])
 
 
 class Trace:
@@ -43,6 +44,10 @@ def exp_sum(t):
 
 def as_numbers(t, mask):
     return t("_to_copy", mask, dtype=torch.float64)
+
+
+def positive(t):
+    return t("gt.Scalar", t.h, 0)
 
 
 def cut(value):
@@ -79,6 +84,10 @@ CASES = {
         lambda t: t("add.Tensor", t("exp", t.h), draw(2, 3, 4)),
         (T * EXP / H).expand(2, 3, 4), False, NEW, None,
     ),
+    "exp(h) ** 1": (
+        lambda t: t("pow.Tensor_Scalar", t("exp", t.h), 1.0), T * EXP / H, True, SAME, 1,
+    ),
+    "h ** 1": (lambda t: t("pow.Tensor_Scalar", t.h, 1), T, False, SAME, None),
     "- exp(h)": (lambda t: t("neg", t("exp", t.h)), -T * EXP / H, True, SAME, -1),
     "- h": (lambda t: t("neg", t.h), -T, False, SAME, None),
     "2 sigmoid(h)": (
@@ -157,6 +166,16 @@ CASES = {
     "h[:, 1:] (h > 0)[:, :3]": (
         lambda t: t("mul.Tensor", t(*cut(t.h)), t("slice.Tensor", t("gt.Scalar", t.h, 0), 1, 0, 3)),
         T[:, 1:] * (H > 0)[:, :3], False, NEW, None,
+    ),
+    "entries of h and of (h > 0), chosen alike": (
+        lambda t: t("mul.Tensor", *(t("index_select", v, 1, I) for v in (t.h, positive(t)))),
+        (T * (H > 0))[:, I], True, NEW, 0,
+    ),
+    "entries of h and of (h > 0), chosen otherwise": (
+        lambda t: t(
+            "mul.Tensor", t("index_select", t.h, 1, I), t("index_select", positive(t), 1, J)
+        ),
+        T[:, I] * (H > 0)[:, J], False, NEW, None,
     ),
     "tanh(exp(h) + a row)": (
         lambda t: t("tanh", t("add.Tensor", t("exp", t.h), ROW)), T * (EXP + ROW).tanh() / H, True,
@@ -256,6 +275,8 @@ def test_a_frozen_function_of_a_product_may_weigh_and_not_be_added():
     trace = Trace()
     weights = trace("exp", trace("mm", trace.h, trace("t", trace.k)))
     torch.testing.assert_close(trace.carry(trace("mm", weights, trace.h)), (H @ K.T).exp() @ T)
+    largest, places = trace("topk", weights, 2)
+    assert largest.product == weights.product is not None and places.product is None
     square = trace("mm", trace("t", trace.h), trace.k)
     assert trace("add.Tensor", trace("relu", square), W).degree == 0
     assert (
@@ -271,6 +292,8 @@ def test_exponentials_over_their_sum_are_a_softmax(scale, shift):
     trace = Trace()
     total = exp_sum(trace)
     assert total.summed_base == trace.h.base
+    moved = trace("unsqueeze", trace("sum.dim_IntList", trace("exp", trace.h), [1], False), 1)
+    assert trace("div.Tensor", trace("exp", trace.h), moved).degree == 0
     total = trace("mul.Tensor", total, scale) if scale != 1 else total
     total = trace("add.Tensor", total, shift) if shift else total
     total = trace("div.Tensor", total, TWO)
@@ -342,3 +365,38 @@ def test_a_gate_that_an_array_makes_wider_moves_and_stays_a_gate(kind):
         torch.testing.assert_close(t.carry(product), number * TK)
     bent = t("tanh", gate)
     torch.testing.assert_close(t.carry(bent), T[:, :1] * number.tanh() / H[:, :1])
+
+
+MASK_FUNCTIONS = {
+    "mul": lambda t, m: t("mul.Tensor", m, 2.0),
+    "add": lambda t, m: t("add.Tensor", m, 1),
+    "sub": lambda t, m: t("sub.Tensor", as_numbers(t, m), 3.0),
+    "div": lambda t, m: t("div.Tensor", m, 2.0),
+    "where": lambda t, m: t("where.self", m, TWO, 3 * TWO),
+    "_to_copy": as_numbers,
+    "clone": lambda t, m: t("clone", m),
+    "alias": lambda t, m: t("alias", m),
+    "logical_not": lambda t, m: t("logical_not", m),
+    "bitwise_and": lambda t, m: t("bitwise_and.Tensor", m, t("lt.Scalar", t.h, 1)),
+    "exp": lambda t, m: t("exp", as_numbers(t, m)),
+}
+
+
+@pytest.mark.parametrize("name", MASK_FUNCTIONS)
+def test_a_function_of_a_mask_is_one_of_what_the_mask_is_of(name):
+    """So h times it is an activation, whose value at 0 is 0."""
+    t = Trace()
+    number = MASK_FUNCTIONS[name](t, positive(t))
+    assert number.degree == 0 and number.base == t.h.base
+    product = t("mul.Tensor", t.h, number)
+    assert product.is_gate and product.gate_of is t.h
+    torch.testing.assert_close(t.carry(product), T * number.array)
+
+
+def test_a_mask_that_becomes_wider_is_a_function_of_no_value():
+    t = Trace()
+    part = t("slice.Tensor", t.h, 1, 0, 1)
+    mask = t("gt.Scalar", part, 0)
+    assert t("mul.Tensor", mask, 2).base == part.base
+    assert t("mul.Tensor", mask, ROW).base is None
+    assert t("mul.Tensor", mask, positive(t)).base is None  # of two values

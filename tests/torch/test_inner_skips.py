@@ -48,12 +48,20 @@ def two(make):
     return nn.Sequential(make(), make()).double().eval()
 
 
-@pytest.mark.parametrize("branches", [r"\d", {"layer": r"\d"}])
-def test_a_branch_that_adds_its_input_is_refused_with_the_module_inside(branches):
-    label = "branches" if isinstance(branches, str) else r"branches\['layer'\]"
-    line = f"{label}: '0' contains its own skip in module '0' .*; match only what .* as '0.out'"
+def test_a_branch_that_adds_its_input_is_refused_with_the_module_inside():
+    line = "branches: '0' contains its own skip in module '0' .*; match only what .* as '0.out'"
     with pytest.raises(ValueError, match=line):
-        path_lengths(two(Residual), HIDDEN, branches=branches)
+        path_lengths(two(Residual), HIDDEN, branches=r"\d")
+
+
+def test_each_axis_is_checked():
+    """Here paths go past the branch of the first axis, and none past the second's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Around(Attention()), Residual()).double().eval()
+    branches = {"first": r"0\.branch", "second": "1"}
+    line = r"^branches\['second'\]: '1' contains its own skip in module '1' .* such as '1.out'"
+    with pytest.raises(ValueError, match=line):
+        path_lengths(model, HIDDEN, branches=branches)
 
 
 def test_the_module_inside_has_the_paths():
@@ -94,7 +102,14 @@ class Half(Attention):
         return torch.cat([(x + super().forward(x))[..., :4], x[..., 4:]], -1)
 
 
-@pytest.mark.parametrize("branch", [Turned, Half])
+class Scaled(Attention):
+    """Scales the sum, and turns its sign."""
+
+    def forward(self, x):
+        return -(0.5 * (x + super().forward(x)) / 3)
+
+
+@pytest.mark.parametrize("branch", [Turned, Half, Scaled])
 def test_a_skip_without_a_module_inside_is_refused_without_a_cure(branch):
     line = "branches: '0' contains its own skip in module '0' .*; match only what is added to the "
     with pytest.raises(ValueError, match=f"{line}skip$"):

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rank_collapse.torch.layers import find_branches, find_layers, find_part  # noqa: E402
+from rank_collapse.torch.layers import CROSS, find_branches, find_layers, find_part  # noqa: E402
 from tests.oracles.recorded_torch import Model  # noqa: E402
 
 
@@ -33,6 +33,8 @@ LAYERS_BY_LIBRARY = {
     "XLNet": ("mha", "ff"),
     "ffn": ("attn", "ffn"),
     "experts": ("self_attn", "moe"),
+    "MPT": ("attn", "ffn.up_proj", "ffn.down_proj"),
+    "BLOOM": ("self_attention.dense", "mlp", "mlp.dense_4h_to_h"),
     "torch": ("self_attn", "linear1", "linear2"),
     "OPT": ("self_attn", "fc1", "fc2"),
     "ALBERT": ("attention", "ffn", "ffn_output"),
@@ -70,6 +72,42 @@ def test_patterns_are_tried_in_their_order():
     assert find_branches(block, attention="attn")["mlp_branch"] is block.mlp  # names that are given
     one = make_block("attn", "mlp", normed[0])
     assert find_branches(one) == {"attention_branch": one.attn, "mlp_branch": one.mlp}
+
+
+@pytest.mark.parametrize(
+    ("attention_norm", "mlp_norm"),
+    [
+        ("post_attention_layernorm", "post_feedforward_layernorm"),
+        ("post_self_attn_layernorm", "post_mlp_layernorm"),
+        ("post_self_attn_layernorm", "post_feedforward_layernorm"),
+    ],
+)
+def test_norms_of_both_branches_come_before_the_branches(attention_norm, mlp_norm):
+    block = make_block("self_attn", "mlp", attention_norm, mlp_norm)
+    parts = find_branches(block)
+    assert parts["attention_branch"] is block.get_submodule(attention_norm)
+    assert parts["mlp_branch"] is block.get_submodule(mlp_norm)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "post_cross_attn_layernorm",
+        "crossattention.output.dense",  # BERT
+        "encoder_attn",  # BART
+        "cross_attn",
+        "crossattention",  # GPT-2
+        "cross_attention",
+        "multihead_attn",  # torch
+        "layer.1.EncDecAttention",  # T5
+    ],
+)
+def test_attention_to_an_encoder_by_its_name(name):
+    other = f"{name.replace('.', '_')}_norm"
+    block = make_block("self_attn", "mlp", other, name, f"{name}.norm")
+    assert find_part(block, CROSS) is block.get_submodule(name)
+    assert find_branches(block)["attention_branch"] is block.self_attn
+    assert find_part(make_block("self_attn", other), CROSS) is None
 
 
 def test_layers_are_those_of_a_whole_name_in_the_order_of_the_model():

@@ -131,3 +131,12 @@ def test_a_copy_that_detach_made_is_named_so_and_another_alias_is_not():
     other = graph.call_function(aten.clone.default, (nodes[0],))
     other.meta["original_aten"] = aten.detach.default
     assert [_name_of(node) for node in (*nodes, other)] == ["detach", "alias", "clone"]
+
+
+def test_every_name_of_a_table_is_one_of_an_operator_of_torch():
+    """Also of those that no processor here computes, such as the kernels of attention."""
+    tables = [operators.MOVES, operators.SUMS, operators.PRODUCTS, operators.ENTRYWISE]
+    tables += [operators.STATISTICS, operators.CONSTANTS, operators.CHOICES, operators.NORMS]
+    tables += [operators.KERNELS, operators.BATCH_NORMS]
+    for name in {name for table in tables for name in table if "::" not in name}:
+        assert hasattr(aten, name) or hasattr(torch.ops.higher_order, name), name

@@ -5,6 +5,7 @@ import itertools
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from rank_collapse.torch import path_lengths  # noqa: E402
 from rank_collapse.torch.path_lengths import _split_longer  # noqa: E402
+from rank_collapse.torch.scopes import Branch, Branches  # noqa: E402
 from tests.oracles.small_torch_stack import (  # noqa: E402
     HIDDEN,
     IDS,
@@ -108,11 +110,11 @@ def test_start_longest_direction_and_output(model):
 
     later = path_lengths(model, IDS, branches=LAYERS, start="layers.0")
     assert later.by_length.shape[0] == 2 and not later.by_length.isnan().any()
-    direction = torch.randn(1, N, D, dtype=torch.float64)
+    direction = torch.randn(1, N, D)  # of another dtype than the state
     exact = path_lengths(
         model, hidden=HIDDEN, branches=LAYERS, direction=direction, freeze=False, output="first"
     )
-    step = 1e-6 * direction
+    step = 1e-6 * direction.double()
     ends = [model(hidden=HIDDEN + sign * step)["first"] for sign in (1, -1)]
     expected = (ends[0] - ends[1]) / 2e-6
     torch.testing.assert_close(exact.by_length.sum(0), expected, atol=1e-8, rtol=1e-6)
@@ -131,6 +133,9 @@ def test_axes_shared_modules_and_branches_inside_each_other(model):
 
     shared = copy.deepcopy(model)
     shared.layers = nn.ModuleList([shared.layers[0]] * 2)
+    matched = Branches(shared, r"layers\.1")  # the other path of the same module
+    node = SimpleNamespace(meta={"nn_module_stack": {"call": ("model.layers.0", None)}})
+    assert matched.find(node) == Branch("call", 0)
     twice = copy.deepcopy(model)
     twice.layers[1].load_state_dict(twice.layers[0].state_dict())
     torch.testing.assert_close(

@@ -229,7 +229,7 @@ class Cached(Model):
 
 def test_an_object_among_the_arguments_stays_as_it_was():
     cache = Cache()
-    path_lengths(Cached(), HIDDEN, cache=cache, branches=LAYERS, start="hidden")
+    path_lengths(Cached(), HIDDEN, cache, branches=LAYERS, start="hidden")
     assert cache.states is None and cache.layers == [] and cache.named == {}
 
 

@@ -295,25 +295,38 @@ def test_of_two_gates_the_one_that_is_not_0_at_0_is_frozen(name):
         torch.testing.assert_close(entry, (frozen * part) @ maps[0])
 
 
+class Gate(nn.Module):
+    """Computes a function in a branch, for use outside of it."""
+
+    def __init__(self, compute, use):
+        super().__init__()
+        self.gate, self.use = nn.Module(), use
+        self.gate.forward = compute
+
+    def forward(self, x):
+        return self.use(self.gate(x), x)
+
+
+def exp_and_sum(x):
+    return torch.exp(x), torch.exp(x).sum(-1, keepdim=True)
+
+
+LEAVING = {
+    "a gate of other entries": (lambda x: x.flip(-1).sigmoid(), lambda g, x: g * x.tanh()),
+    "a gate": (torch.sigmoid, lambda g, x: g * x.tanh()),
+    "a softmax": (exp_and_sum, lambda parts, x: (parts[0] / parts[1]) @ x.T),
+}
+
+
 @torch.no_grad()
-def test_a_gate_that_leaves_a_branch_still_scales():
-    """Here the sigmoid is computed in the branch, and multiplies an activation outside of it."""
-
-    class Gate(nn.Module):
-        def forward(self, x):
-            return torch.sigmoid(x.flip(-1))
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gate = Gate()
-
-        def forward(self, x):
-            return self.gate(x) * torch.tanh(x)
-
+@pytest.mark.parametrize("kind", LEAVING)
+def test_a_gate_that_leaves_a_branch_still_scales(kind):
+    """It is computed in the branch, and multiplies an activation outside of it."""
+    model = Gate(*LEAVING[kind])
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    paths = path_lengths(Model(), x, branches="gate")
-    torch.testing.assert_close(paths.by_length[0], Model()(x))
+    paths = path_lengths(model, x, branches="gate")
+    torch.testing.assert_close(paths.by_length[0], model(x))
+    assert not paths.by_length[1:].any()
 
 
 @pytest.mark.full

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from rank_collapse.agree.comparison import compare_files  # noqa: E402
 from rank_collapse.agree.recording import open_recording  # noqa: E402
 from rank_collapse.torch import record  # noqa: E402
+from rank_collapse.torch.recording import _read_mask  # noqa: E402
 from tests.oracles.recorded_torch import IDS, Block, Model  # noqa: E402
 from tests.support.closeness import assert_close  # noqa: E402
 
@@ -262,6 +263,36 @@ class TokensFirst(Model):
         for block in self.blocks:
             x = block(x)
         return x.transpose(0, 1)
+
+
+@pytest.mark.parametrize("kind", ["xlnet", "fsmt"])
+@torch.no_grad()
+def test_models_whose_stream_has_tokens_first_are_recorded_by_example(kind, tmp_path):
+    model = TokensFirst()
+    model.config = SimpleNamespace(model_type=kind)
+    with record(model, tmp_path / "a.npz"):
+        output = model(IDS)
+    *_, last = open_recording(tmp_path / "a.npz").read_layers()
+    np.testing.assert_array_equal(last.after, output)
+
+
+MASK = torch.tensor([[False, True, True], [True, True, False]])  # the tokens that exist
+NEGATIVE = torch.zeros(2, 3).masked_fill(~MASK, -torch.inf)
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"attention_mask": MASK, "mask": ~MASK},
+        {"attention_mask": MASK[:, None], "mask": MASK, "key_padding_mask": MASK},
+        {"attention_mask": None, "src_key_padding_mask": ~MASK},
+        {"key_padding_mask": ~MASK},
+        {"mask": torch.ones(3), "key_padding_mask": NEGATIVE},
+    ],
+)
+def test_the_first_mask_of_tokens_says_which_exist(keywords):
+    """Of torch's own modules: true, or −∞, for tokens that do not exist."""
+    assert torch.equal(_read_mask(keywords), MASK)
 
 
 def test_a_stream_with_tokens_first_is_refused(tmp_path):
