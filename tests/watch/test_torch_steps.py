@@ -1,5 +1,6 @@
 """Steps: hooks that others remove, forks, modules that are new, and what a step costs."""
 
+import itertools
 import json
 import os
 import sys
@@ -10,7 +11,7 @@ pytest.importorskip("torch")
 
 from rank_collapse.torch import watch
 from rank_collapse.watch import torch_watch
-from rank_collapse.watch.torch_steps import OpenWatches, StepTimes
+from rank_collapse.watch.torch_steps import CONTROL_FLOW, OpenWatches, StepTimes
 from tests.oracles.measured_layers import Attention, Stack, X, add_in_turn, compute_ratio, nn, torch
 
 
@@ -234,6 +235,27 @@ def test_the_cost_of_a_measured_step(monkeypatch):
         times.end_step(is_measured)
     assert times.describe(3) == "a measured step took as long as 10.0 others, 75.0% of the time"
     assert times.describe(100) == "a measured step took as long as 10.0 others, 8.3% of the time"
+
+
+def test_the_cost_is_that_of_the_last_fifty_steps(monkeypatch):
+    durations = [*[1.0] * 60, *[2.0] * 50]
+    clock = itertools.accumulate([*durations, *[8.0] * 60, *[6.0] * 50], initial=0.0)
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    times = StepTimes()
+    for number in range(221):
+        times.end_step(number > 110)
+    assert times.describe(1) == "a measured step took as long as 3.0 others, 66.7% of the time"
+
+
+def test_the_names_of_control_flow_are_those_of_torch():
+    from torch._higher_order_ops.associative_scan import associative_scan_op
+    from torch._higher_order_ops.cond import cond_op
+    from torch._higher_order_ops.map import map_impl
+    from torch._higher_order_ops.scan import scan_op
+    from torch._higher_order_ops.while_loop import while_loop_op
+
+    operators = cond_op, while_loop_op, scan_op, associative_scan_op, map_impl
+    assert [operator.name() for operator in operators] == [*CONTROL_FLOW]
 
 
 @pytest.mark.parametrize(
