@@ -242,6 +242,28 @@ def test_a_state_after_a_norm(run, centred):
     assert "norm, the" not in (name_kind(difference._replace(part="mlp"), WHOLE) or "")
 
 
+def test_states_of_one_size_show_no_norm():
+    """Where all states have the same norm, a norm with a gain is a factor of each feature."""
+    rng = np.random.default_rng(3)
+    before = rng.normal(size=(B, N, D))
+    before /= np.sqrt((before**2).mean(axis=-1, keepdims=True))
+    states = before, before * np.linspace(0.5, 2, D)
+    for pair in (states, states[::-1]):
+        assert "norm, the" not in (name(9.0, part="layer", states=pair) or "")
+
+
+def test_factors_of_features_need_tokens_that_are_unlike():
+    """Where all tokens are alike, factors of features explain any change of all tokens."""
+    rng = np.random.default_rng(4)
+    common, other, spread = rng.normal(size=D), rng.normal(size=D), rng.normal(size=(2, B, N, D))
+    difference = make_difference(9.0)
+    for size, is_named in ((1.0, True), (0.02, False)):
+        first = common + size * spread[0]
+        second = first * np.linspace(0.2, 2.0, D) if is_named else other + size * spread[1]
+        kind = name_kind(difference._replace(first=first, second=second), WHOLE)
+        assert ("own factor" in (kind or "")) == is_named
+
+
 def test_embeddings():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 7, 16))

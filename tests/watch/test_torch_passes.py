@@ -2,6 +2,7 @@
 
 import functools
 import re
+import threading
 import types
 
 import numpy as np
@@ -244,6 +245,41 @@ def test_modules_that_return_no_floats_and_transforms_of_functions_change_nothin
     assert row["residual_ratio"] == pytest.approx([compute_ratio(x) for x, _ in kept], 1e-4)
     assert row["attention_entropy"] == pytest.approx([compute_entropy(p) for _, p in kept], 1e-4)
     assert re.findall("no .*", watched.describe()) == [f"no layer: its attention {TRANSFORMED}"]
+
+
+def test_another_thread_that_calls_a_module_has_no_say_in_the_steps():
+    """It enters in the first step and leaves after the second: both are measured."""
+    has_entered, may_leave = threading.Event(), threading.Event()
+
+    def wait(x):
+        has_entered.set()
+        assert may_leave.wait(60)
+
+    def body(self, x, mask):
+        if not has_entered.is_set():
+            thread.start()
+            assert has_entered.wait(60)
+        return add_in_turn(self, x, mask)
+
+    model = Stack(body, Attention(), Attention(), beside=Beside(wait))
+    thread = threading.Thread(target=model.beside, args=(X,))
+    watched, optimizer = watch(model, 1), torch.optim.SGD(model.parameters(), 0.0)
+    try:
+        for _ in range(2):
+            model(X).backward()
+            optimizer.step()
+    finally:
+        may_leave.set()
+        thread.join()
+        watched.close()
+    expected = [compute_ratio(attention.kept[0]) for attention in model.attentions]
+    assert [row["residual_ratio"] for row in watched.rows] == [pytest.approx(expected, 1e-4)] * 2
+
+
+def test_a_pass_without_products_says_so():
+    _, watched = watch_step(Stack(lambda self, x, mask: self.map(x), map=nn.Linear(D, D)), X)
+    reason = "no layers: no product of weights and values was seen in it"
+    assert reason in watched.describe()
 
 
 def test_the_loss_of_a_step_is_that_of_the_first_part_that_has_one():
