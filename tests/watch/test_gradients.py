@@ -94,9 +94,11 @@ def test_norms_of_leaves_of_any_sizes_neither_overflow_nor_vanish(largest):
 
 
 def test_a_leaf_of_float64_makes_the_norm_float64(x64):
-    tree = {"q_proj": {"bias": np.ones(3, np.float32), "kernel": np.array([3e100, 4e100])}}
-    norm = rc.monitor_gradients(tree)["query_gradient"]
-    assert_close(norm, 5e100, rtol=1e-15)
+    small, large = np.ones(3, np.float32), np.array([3e100, 4e100])
+    for pair in ((small, large), (large, small)):
+        tree = {"q_proj": dict(zip(("bias", "kernel"), pair, strict=True))}
+        norm = rc.monitor_gradients(tree)["query_gradient"]
+        assert_close(norm, 5e100, rtol=1e-15)
 
 
 def test_the_innermost_name_of_a_path_counts():

@@ -267,9 +267,12 @@ def test_the_names_of_control_flow_are_those_of_torch():
     ],
 )
 def test_steps_that_are_set_by_hand_are_due_by_their_numbers_and_their_cost_is_known(
-    numbers, measured
+    numbers, measured, monkeypatch
 ):
-    model = Stack(add_in_turn, Attention())
+    model, ended, end_step = Stack(add_in_turn, Attention()), [], StepTimes.end_step
+    monkeypatch.setattr(
+        StepTimes, "end_step", lambda times, kind: (ended.append(kind), end_step(times, kind))
+    )
     watched = watch(model, 2)
     for number in numbers:
         watched.step = number
@@ -279,6 +282,8 @@ def test_steps_that_are_set_by_hand_are_due_by_their_numbers_and_their_cost_is_k
     assert [row["step"] for row in watched.rows] == measured
     assert all(row["residual_ratio"] == watched.rows[0]["residual_ratio"] for row in watched.rows)
     assert "cost: a measured step took as long as" in watched.describe()
+    # From 0 to the first number is a step in which nothing ran.
+    assert ended == [False] * (numbers[0] > 0) + [n in measured for n in numbers[:-1]]
     watched.close()
 
 
@@ -290,8 +295,11 @@ def test_the_cost_beside_steps_that_take_no_time(monkeypatch):
     assert times.describe(2) == "a measured step took as long as 0.0 others, 0.0% of the time"
 
 
-def test_a_watch_says_its_cost():
-    model = Stack(add_in_turn, Attention())
+def test_a_watch_says_its_cost(monkeypatch):
+    model, ended, end_step = Stack(add_in_turn, Attention()), [], StepTimes.end_step
+    monkeypatch.setattr(
+        StepTimes, "end_step", lambda times, kind: (ended.append(kind), end_step(times, kind))
+    )
     watched, step = watch(model, 3), make_stepper(model)
     for _ in range(2):
         step()
@@ -299,4 +307,5 @@ def test_a_watch_says_its_cost():
     for _ in range(3):
         step()
     assert "cost: a measured step took as long as" in watched.describe().splitlines()[0]
+    assert ended == [True, False, False, True, False]
     watched.close()
