@@ -11,7 +11,9 @@ from rank_collapse.watch import torch_products
 from rank_collapse.watch.recorder import Notes
 from rank_collapse.watch.torch_frames import Frame
 from rank_collapse.watch.torch_pieces import Run
+from rank_collapse.watch.torch_products import Weights
 from rank_collapse.watch.torch_runs import Runs
+from rank_collapse.watch.torch_tokens import Tokens
 from tests.oracles import measured_layers
 from tests.oracles.torch_models import torch
 from tests.oracles.watched_stack import Attention, D, F, Layers, X, measure_row, nn, ratio
@@ -278,6 +280,19 @@ def test_a_call_that_failed_leaves_no_attention_and_no_piece():
     assert runs.attentions == [kept, plain]
     for run in (kept, spare, plain):
         assert [piece.frame for piece in run.pieces] == [2]
+
+
+def test_where_keys_are_unknown_a_mask_fits_that_leaves_tokens_out_if_keys_are_hidden():
+    runs, seen = Runs(lambda name, module: True, "read", False, Notes()), []
+    runs.masks = types.SimpleNamespace(find=lambda *call: (seen.append(call[3]), None))
+    index = torch.arange(3)[None]
+    tokens = Tokens(torch.zeros(3, 2), index, None, torch.arange(1), False, ())
+    full, part = torch.ones(1, 3) > 0, torch.tensor([[True, False, True]])
+    for allowed, fitting in ((full, (True, False, False)), (part, (True, True, False))):
+        weights = Weights(torch.ones(1, 3, 3) / 3, torch.arange(3), allowed.expand(1, 3, 3))
+        documents, crossed = runs._find_documents([], tokens, weights, ("a",))
+        assert documents.tolist() == [[0, 0, 0]] and crossed is None
+        assert tuple(bool(seen[-1](mask)) for mask in (full, part, ~full)) == fitting
 
 
 M = measured_layers
