@@ -298,6 +298,33 @@ def test_where_keys_are_unknown_a_mask_fits_that_leaves_tokens_out_if_keys_are_h
 M = measured_layers
 
 
+class Branch(nn.Module):
+    """A layer around one attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = M.Attention()
+
+    def forward(self, x):
+        return self.attention(x)
+
+
+@pytest.mark.parametrize(("make", "count"), [(M.Attention, 11), (Branch, 2)])
+def test_attentions_beside_each_other_are_heads_of_one_layer_unless_each_has_its_own(make, count):
+    """Whatever their number: the names of the tenth and of the eleventh have two digits."""
+
+    def body(self, x, mask):
+        return sum(part(x) for part in self.parts) / count
+
+    model = M.Stack(body, parts=[make() for _ in range(count)])
+    row, watched = M.watch_step(model, M.X)
+    parts = [getattr(part, "attention", part) for part in model.parts]
+    entropies = [M.compute_entropy(part.kept[1]) for part in parts]
+    expected = entropies if make is Branch else [np.mean(entropies)]
+    assert row["attention_entropy"] == pytest.approx(expected, 1e-4), watched
+    assert row["residual_ratio"] == pytest.approx([M.compute_ratio(M.X)] * len(expected), 1e-4)
+
+
 class Positioned(M.Attention):
     """Scores have a term of positions, with a map of its own, as in Transformer-XL."""
 
