@@ -121,6 +121,24 @@ def test_rows_that_two_tokens_share_are_in_no_other_order():
     assert _match_rows(*padded, 2).tolist() == [1, 0]
 
 
+def test_rows_are_in_another_order_only_where_they_are_much_nearer_there():
+    """Rows of nearly equal embeddings keep their places, or have those of the states after a
+    layer."""
+    rng = np.random.default_rng(1)
+    a, b, c = rng.normal(size=(3, 2, 8))
+    x = np.stack([a, b])
+    assert _match_rows(x, 0.7 * x[::-1] + 0.3 * x, 2) is None  # nearer, but not much
+    assert _match_rows(x, 0.98 * x[::-1] + 0.02 * x, 2).tolist() == [1, 0]
+    near = a + 0.01 * c
+    first, second = np.stack([a, near, b]), np.stack([a + 0.006 * c, near, b])
+    assert _match_rows(first, second, 3).tolist() == [0, 1, 2]  # .6 from the first, .4 from it
+    later = np.stack([a, b, c])[:, 1]
+    first = np.stack([np.stack([e, s]) for e, s in zip((a[0], a[0], b[0]), later, strict=True)])
+    second = first[[2, 1, 0]]
+    second[2, 0] *= 1 + 1e-8
+    assert _match_rows(first, second, 3).tolist() == [2, 1, 0]
+
+
 def test_the_same_numbers(compare):
     arrays = run(draw_model(5)[0])
     answer = compare(arrays, arrays)

@@ -198,6 +198,11 @@ LEFT_OUT = {
         "weights of 9 × 10 for 9 queries and 9 keys",
         True,
     ),
+    "one head of queries": (
+        lambda q, k, v, mask: F.scaled_dot_product_attention(q[:, :1], k, v),
+        "6 matrices of weights for 3 of queries",
+        True,
+    ),
     "summed heads": (
         lambda q, k, v, mask: torch.einsum("bhnm,bhmd->bnd", (q @ k.mT).softmax(-1), v)[
             :, None

@@ -388,6 +388,43 @@ def test_fewer_queries_than_the_attention_before_have_all_their_tokens(count):
     assert entropy == pytest.approx(expected, 1e-4), watched.describe()
 
 
+def test_padding_of_the_queries_is_that_of_the_last_attention_before():
+    """The first attention has no mask; the second has, and the third attends to other tokens."""
+
+    def body(self, x, others):
+        first, second, across = self.attentions
+        x = x + first(x)
+        x = x + second(x)
+        return across(x, kv=(M.heads(across.k(others)), M.heads(across.v(others))))
+
+    def hide(scores, mask):
+        return scores.masked_fill(M.RIGHT[:, None, None] == 0, -torch.inf).softmax(-1)
+
+    model = M.Stack(body, M.Attention(), M.Attention(hide), M.Attention())
+    row, watched = M.watch_step(model, M.X, M.X[:, :7].flip(1))
+    (entropy,) = (v for v in row["cross.attention_entropy"] if v == v)
+    expected = M.compute_entropy(model.attentions[2].kept[1], M.RIGHT)
+    assert entropy == pytest.approx(expected, 1e-4), watched.describe()
+
+
+def test_attention_to_other_tokens_may_have_a_key_more():
+    """A key of zeros beside them, which is no token."""
+    kept = []
+
+    def attend(q, k, v, mask):
+        kept.append(F.pad(q @ k.mT / 3, (0, 1)).softmax(-1))
+        return kept[0] @ F.pad(v, (0, 0, 0, 1))
+
+    def body(self, x, others):
+        (across,) = self.attentions
+        return across(x, kv=(M.heads(across.k(others)), M.heads(across.v(others))))
+
+    model = M.Stack(body, M.Attention(attend=attend))
+    row, watched = M.watch_step(model, M.X, torch.rand(M.B, 5, D))
+    expected = M.compute_entropy(kept[0].detach())
+    assert row["cross.attention_entropy"] == pytest.approx([expected], 1e-4), watched
+
+
 class ByHead(nn.Module):
     """An attention with separate maps for each head."""
 
