@@ -129,9 +129,8 @@ def test_rows_are_in_another_order_only_where_they_are_much_nearer_there():
     x = np.stack([a, b])
     assert _match_rows(x, 0.7 * x[::-1] + 0.3 * x, 2) is None  # nearer, but not much
     assert _match_rows(x, 0.98 * x[::-1] + 0.02 * x, 2).tolist() == [1, 0]
-    near = a + 0.01 * c
-    first, second = np.stack([a, near, b]), np.stack([a + 0.006 * c, near, b])
-    assert _match_rows(first, second, 3).tolist() == [0, 1, 2]  # .6 from the first, .4 from it
+    first, second = (a, a - 0.01 * c, b), (a + 0.006 * c, a - 0.005 * c, b)  # .6 and .5 from a
+    assert _match_rows(np.stack(first), np.stack(second), 3).tolist() == [0, 1, 2]
     later = np.stack([a, b, c])[:, 1]
     first = np.stack([np.stack([e, s]) for e, s in zip((a[0], a[0], b[0]), later, strict=True)])
     second = first[[2, 1, 0]]

@@ -91,7 +91,7 @@ def test_the_first_pass_counts_where_gradients_add_up(is_recomputed, is_frozen):
     watched.close()
 
 
-@pytest.mark.parametrize("form", ["passes", "derivative", "evaluation"])
+@pytest.mark.parametrize("form", ["passes", "derivative", "evaluation", "evaluation mode"])
 def test_passes_without_dropped_gradients_do_not_begin_again(form):
     """Of several passes before one backward pass, of a derivative by other means, and of an
     evaluation after a backward pass, the first training pass counts."""
@@ -100,12 +100,14 @@ def test_passes_without_dropped_gradients_do_not_begin_again(form):
     loss = model(PASSES[0])
     if form == "derivative":
         torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-    if form == "evaluation":
+    if form.startswith("evaluation"):
         loss.backward()
         held = [p.grad for p in model.parameters()]
         optimizer.zero_grad()
-        with torch.no_grad():
+        with torch.set_grad_enabled(form == "evaluation mode"):
+            model.train(form == "evaluation")
             model(PASSES[1])
+            model.train()
         for parameter, gradient in zip(model.parameters(), held, strict=True):
             parameter.grad = gradient
     else:
