@@ -179,6 +179,10 @@ def test_the_remainder_of_a_layer_comes_in_with_the_input_of_its_branch(part, in
     floor = 2 * COARSE.products
     expected = expect(*starts, a, c, floor=floor, mixes=part == "attention")
     check(difference, part, expected)
+    after = ends[0].copy()
+    after[0, 0] += 1.0  # one of twelve tokens is too many
+    far = pair._replace(first=pair.first._replace(after=after))
+    assert compare_on_remainders(far, part, MASK, COARSE) is None
     turned = pair._replace(first=pair.second, second=pair.first)
     assert compare_on_remainders(turned, part, MASK, COARSE) is not None
     for runs in (pair[:1] * 2, pair[1:2] * 2):  # both, and neither

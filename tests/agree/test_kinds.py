@@ -252,14 +252,20 @@ def test_states_of_one_size_show_no_norm():
         assert "norm, the" not in (name(9.0, part="layer", states=pair) or "")
 
 
-def test_factors_of_features_need_tokens_that_are_unlike():
+def test_factors_of_features_need_tokens_that_are_unlike_and_explain_nearly_all():
     """Where all tokens are alike, factors of features explain any change of all tokens."""
     rng = np.random.default_rng(4)
-    common, other, spread = rng.normal(size=D), rng.normal(size=D), rng.normal(size=(2, B, N, D))
+    common, other = 1 + rng.uniform(size=(2, D))
+    spread, noise = rng.normal(size=(2, B, N, D))
+    alike, unlike, gain = common + 0.02 * spread, spread, np.linspace(0.2, 2.0, D)
+    change = (gain - 1) * unlike
+    noise *= np.linalg.norm(change) / np.linalg.norm(noise)
     difference = make_difference(9.0)
-    for size, is_named in ((1.0, True), (0.02, False)):
-        first = common + size * spread[0]
-        second = first * np.linspace(0.2, 2.0, D) if is_named else other + size * spread[1]
+    for first, second, is_named in (
+        (unlike, unlike + change + 0.05 * noise, True),
+        (unlike, unlike + change + 0.25 * noise, False),
+        (alike, other + 0.02 * noise, False),
+    ):
         kind = name_kind(difference._replace(first=first, second=second), WHOLE)
         assert ("own factor" in (kind or "")) == is_named
 
