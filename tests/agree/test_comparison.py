@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from rank_collapse.agree.alignment import _match_rows
-from rank_collapse.agree.comparison import compare_files
-from rank_collapse.agree.differences import count_distinct
+from rank_collapse.agree.comparison import Agreement, compare_files
+from rank_collapse.agree.differences import Rounding, count_distinct
+from tests.agree.test_verdict import make_row
 from tests.oracles.rounded_transformer import draw_model, run, states_alone
 from tests.support.closeness import assert_close
 from tests.support.refusals import is_refused
@@ -143,6 +144,30 @@ def test_the_same_numbers(compare):
     answer = compare(arrays, arrays)
     assert answer.exit_code == 0 and answer.sentence == "the same numbers in all layers."
     assert json.loads(json.dumps(answer.to_dict()))["first"] is None
+
+
+@pytest.mark.parametrize(("agree", "code"), [(True, 0), (False, 1), (None, 2)])
+def test_every_number_of_an_answer_is_written(agree, code):
+    rounding, place = Rounding(0.25, 0.5, "bfloat16"), {"layer": 1, "part": "mlp"}
+    rows = make_row(), make_row(layer=1, spikes=2, spikes_added=0.75, error_in=float("nan"))
+    outputs = {"share": 0.125}
+    answer = Agreement(agree, place, "a kind", "words", rows, rounding, 0.625, outputs, ("so",))
+    assert answer.exit_code == code
+    written = answer.to_dict()
+    sublayers = written.pop("sublayers")
+    assert written == {
+        "agree": agree is True,
+        "first": place,
+        "kind": "a kind",
+        "sentence": "words",
+        "cannot_tell": agree is None,
+        "rounding": "bfloat16",
+        "embedding_error": 0.625,
+        "outputs": outputs,
+        "remarks": ["so"],
+    }
+    nothing = {"spikes_added": None}, {"error_in": None}
+    assert sublayers == [row._asdict() | none for row, none in zip(rows, nothing, strict=True)]
 
 
 def test_what_only_some_arrays_have_is_said(compare, tmp_path):

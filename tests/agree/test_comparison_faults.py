@@ -8,11 +8,14 @@ Seeds 0 to 1999 were used to choose the rule; those of the tests are others.
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from rank_collapse.agree import comparison, verdict
+from tests.agree.test_verdict import make_row
 from tests.oracles.rounded_transformer import FAULTS, Fault, draw_model, run, states_alone
 
 
@@ -142,6 +145,37 @@ def test_a_fault_of_a_branch_beside_another_of_its_input_is_the_branchs(compare)
     second["attention_branch"][1] += added
     second["residual"][2:] += added
     assert compare(first, second).first == {"layer": 1, "part": "attention"}
+
+
+def test_a_fault_moves_to_the_sum_of_its_layer_where_its_branch_is_right(monkeypatch):
+    """If the branch, with the remainder of its layer in its input, is no fault."""
+    parts = ("attention", "mlp", "layer")
+    rows = [make_row(layer=layer, part=part) for layer in range(3) for part in parts]
+    pairs = [SimpleNamespace(first=SimpleNamespace(index=layer)) for layer in range(3)]
+    mlp, factor = verdict.Fault(4, "some tokens"), verdict.Fault(8, "one factor")
+    own = verdict.Fault(5, "unlike other layers")
+    compared = []
+
+    def move(faults, *, remainder=True, found=()):
+        def compare_branch(pair, part, mask, rounding):
+            compared.append((pair, part))
+            return remainder or None
+
+        monkeypatch.setattr(comparison, "pair_layers", lambda *_: iter(pairs))
+        monkeypatch.setattr(comparison, "compare_on_remainders", compare_branch)
+        monkeypatch.setattr(comparison, "summarize", lambda difference: "row")
+        monkeypatch.setattr(
+            comparison, "find_faults", lambda rows, _: found if rows == ["row"] else 1
+        )
+        alignment = SimpleNamespace(mask=None)
+        return comparison._move_to_sum(None, None, alignment, None, None, rows, faults)
+
+    assert move([mlp, factor]) == [verdict.Fault(5, "all tokens"), mlp, factor]
+    assert move([mlp, own]) == [own, mlp, own]
+    assert compared == [(pairs[1], "mlp")] * 2
+    assert move([mlp], found=[mlp]) == move([mlp], remainder=False) == [mlp]
+    assert move([]) == [] and move([own, factor]) == [own, factor]
+    assert len(compared) == 4
 
 
 def make_growing(depth, judged):

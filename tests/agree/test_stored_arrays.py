@@ -135,6 +135,12 @@ def test_an_array_without_axes_and_a_file_without_metadata_are_opened(tmp_path):
     np.testing.assert_array_equal(np.stack(list(arrays["b"].read_rows())), np.ones((2, 3)))
 
 
+def test_two_bytes_without_a_type_alone_are_bfloat16(tmp_path):
+    np.savez(tmp_path / "v.npz", a=np.zeros((2, 3), "V2"), b=np.zeros((2, 3), "V4"))
+    arrays, _, _ = open_npz(tmp_path / "v.npz", ["a", "b"])
+    assert (arrays["a"].dtype, arrays["b"].dtype) == (ml_dtypes.bfloat16, np.dtype("V4"))
+
+
 def test_objects_are_refused(tmp_path):
     np.savez(tmp_path / "o.npz", a=np.array([None, {}], object))
     is_refused("a is not an array of numbers", open_npz, tmp_path / "o.npz", ["a"])
