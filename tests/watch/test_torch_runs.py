@@ -388,22 +388,25 @@ def test_fewer_queries_than_the_attention_before_have_all_their_tokens(count):
     assert entropy == pytest.approx(expected, 1e-4), watched.describe()
 
 
-def test_padding_of_the_queries_is_that_of_the_last_attention_before():
-    """The first attention has no mask; the second has, and the third attends to other tokens."""
+@pytest.mark.parametrize("start", [0, 3])
+def test_padding_of_the_queries_is_that_of_the_last_attention_before(start):
+    """The first attention has no mask; the second has one, and may have fewer tokens; the third
+    attends to other tokens."""
+    mask = M.RIGHT[:, start:]
 
     def body(self, x, others):
         first, second, across = self.attentions
-        x = x + first(x)
+        x = (x + first(x))[:, start:]
         x = x + second(x)
         return across(x, kv=(M.heads(across.k(others)), M.heads(across.v(others))))
 
-    def hide(scores, mask):
-        return scores.masked_fill(M.RIGHT[:, None, None] == 0, -torch.inf).softmax(-1)
+    def hide(scores, _):
+        return scores.masked_fill(mask[:, None, None] == 0, -torch.inf).softmax(-1)
 
     model = M.Stack(body, M.Attention(), M.Attention(hide), M.Attention())
     row, watched = M.watch_step(model, M.X, M.X[:, :7].flip(1))
     (entropy,) = (v for v in row["cross.attention_entropy"] if v == v)
-    expected = M.compute_entropy(model.attentions[2].kept[1], M.RIGHT)
+    expected = M.compute_entropy(model.attentions[2].kept[1], mask)
     assert entropy == pytest.approx(expected, 1e-4), watched.describe()
 
 
