@@ -103,6 +103,19 @@ def test_of_scores_across_tokens_those_of_an_earlier_layer_have_no_say(is_looped
         assert measured == pytest.approx(norms, 1e-4), watched.describe()
 
 
+def test_one_query_of_each_example_attends_to_other_tokens():
+    """Along its axis the entries come from one token, and yet they are no features."""
+
+    def body(self, x, others):
+        (across,) = self.attentions
+        return across(x, kv=(heads(across.k(others)), heads(across.v(others))))
+
+    model = Stack(body, Attention())
+    row, watched = watch_step(model, X[:, :1], torch.rand(B, 5, D))
+    expected = compute_entropy(model.attentions[0].kept[1])
+    assert row["cross.attention_entropy"] == pytest.approx([expected], 1e-4), watched.describe()
+
+
 def call(origins, function, *args):
     """Calls a function of torch, and records where its result comes from."""
     result = function(*args)
