@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from rank_collapse.agree.alignment import _match_rows
-from rank_collapse.agree.comparison import compare_files
-from rank_collapse.agree.differences import count_distinct
+from rank_collapse.agree.comparison import Agreement, compare_files
+from rank_collapse.agree.differences import Rounding, count_distinct
+from tests.agree.test_verdict import make_row
 from tests.oracles.rounded_transformer import draw_model, run, states_alone
 from tests.support.closeness import assert_close
 from tests.support.refusals import is_refused
@@ -122,11 +123,52 @@ def test_rows_that_two_tokens_share_are_in_no_other_order():
     assert _match_rows(*padded, 2).tolist() == [1, 0]
 
 
+def test_rows_are_in_another_order_only_where_they_are_much_nearer_there():
+    """Rows of nearly equal embeddings keep their places, or have those of the states after a
+    layer."""
+    rng = np.random.default_rng(1)
+    a, b, c = rng.normal(size=(3, 2, 8))
+    x = np.stack([a, b])
+    assert _match_rows(x, 0.7 * x[::-1] + 0.3 * x, 2) is None  # nearer, but not much
+    assert _match_rows(x, 0.98 * x[::-1] + 0.02 * x, 2).tolist() == [1, 0]
+    first, second = (a, a - 0.01 * c, b), (a + 0.006 * c, a - 0.005 * c, b)  # .6 and .5 from a
+    assert _match_rows(np.stack(first), np.stack(second), 3).tolist() == [0, 1, 2]
+    later = np.stack([a, b, c])[:, 1]
+    first = np.stack([np.stack([e, s]) for e, s in zip((a[0], a[0], b[0]), later, strict=True)])
+    second = first[[2, 1, 0]]
+    second[2, 0] *= 1 + 1e-8
+    assert _match_rows(first, second, 3).tolist() == [2, 1, 0]
+
+
 def test_the_same_numbers(compare):
     arrays = run(draw_model(5)[0])
     answer = compare(arrays, arrays)
     assert answer.exit_code == 0 and answer.sentence == "the same numbers in all layers."
     assert json.loads(json.dumps(answer.to_dict()))["first"] is None
+
+
+@pytest.mark.parametrize(("agree", "code"), [(True, 0), (False, 1), (None, 2)])
+def test_every_number_of_an_answer_is_written(agree, code):
+    rounding, place = Rounding(0.25, 0.5, "bfloat16"), {"layer": 1, "part": "mlp"}
+    rows = make_row(), make_row(layer=1, spikes=2, spikes_added=0.75, error_in=float("nan"))
+    outputs = {"share": 0.125}
+    answer = Agreement(agree, place, "a kind", "words", rows, rounding, 0.625, outputs, ("so",))
+    assert answer.exit_code == code
+    written = answer.to_dict()
+    sublayers = written.pop("sublayers")
+    assert written == {
+        "agree": agree is True,
+        "first": place,
+        "kind": "a kind",
+        "sentence": "words",
+        "cannot_tell": agree is None,
+        "rounding": "bfloat16",
+        "embedding_error": 0.625,
+        "outputs": outputs,
+        "remarks": ["so"],
+    }
+    nothing = {"spikes_added": None}, {"error_in": None}
+    assert sublayers == [row._asdict() | none for row, none in zip(rows, nothing, strict=True)]
 
 
 def test_what_only_some_arrays_have_is_said(compare, tmp_path):
@@ -179,6 +221,9 @@ def test_other_inputs_are_refused(compare):
     is_refused("layers", compare, arrays, less_deep)
     narrow = {name: a[..., :-1] for name, a in arrays.items()}
     is_refused("the width is", compare, arrays, narrow)
+    alone = {"residual": arrays["residual"]}
+    is_refused("first.npz has 3 examples, second.safetensors 1$", compare, three, alone)
+    is_refused("first.npz has 1 example, second.safetensors 3$", compare, alone, three)
 
 
 def test_repeated_tokens_in_another_order_are_named(compare):

@@ -5,14 +5,19 @@ The networks are those of tests/oracles/rounded_transformer.py.
 Seeds 0 to 1999 were used to choose the rule; those of the tests are others.
 """
 
+import itertools
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from rank_collapse.agree import comparison, verdict
+from rank_collapse.agree.differences import Rounding
+from tests.agree.test_verdict import make_row
 from tests.oracles.rounded_transformer import FAULTS, Fault, draw_model, run, states_alone
 
 
@@ -142,6 +147,70 @@ def test_a_fault_of_a_branch_beside_another_of_its_input_is_the_branchs(compare)
     second["attention_branch"][1] += added
     second["residual"][2:] += added
     assert compare(first, second).first == {"layer": 1, "part": "attention"}
+
+
+def test_a_fault_moves_to_the_sum_of_its_layer_where_its_branch_is_right(monkeypatch):
+    """If the branch, with the remainder of its layer in its input, is no fault."""
+    parts = ("attention", "mlp", "layer")
+    rows = [make_row(layer=layer, part=part) for layer in range(3) for part in parts]
+    pairs = [SimpleNamespace(first=SimpleNamespace(index=layer)) for layer in range(3)]
+    mlp, factor = verdict.Fault(4, "some tokens"), verdict.Fault(8, "one factor")
+    own = verdict.Fault(5, "unlike other layers")
+    compared = []
+
+    def move(faults, *, remainder=True, found=()):
+        def compare_branch(pair, part, mask, rounding):
+            compared.append((pair, part))
+            return remainder or None
+
+        monkeypatch.setattr(comparison, "pair_layers", lambda *_: iter(pairs))
+        monkeypatch.setattr(comparison, "compare_on_remainders", compare_branch)
+        monkeypatch.setattr(comparison, "summarize", lambda difference: "row")
+        monkeypatch.setattr(
+            comparison, "find_faults", lambda rows, _: found if rows == ["row"] else 1
+        )
+        alignment = SimpleNamespace(mask=None)
+        return comparison._move_to_sum(None, None, alignment, None, None, rows, faults)
+
+    assert move([mlp, factor]) == [verdict.Fault(5, "all tokens"), mlp, factor]
+    assert move([mlp, own]) == [own, mlp, own]
+    assert compared == [(pairs[1], "mlp")] * 2
+    assert move([mlp], found=[mlp]) == move([mlp], remainder=False) == [mlp]
+    assert move([]) == [] and move([own, factor]) == [own, factor]
+    assert len(compared) == 4
+
+
+def test_coarser_products_err_in_each_branch_of_the_first_layer(monkeypatch):
+    """In all tokens alike, where nothing comes in; a whole layer counts where a branch is not
+    known."""
+    parts = ("attention", "mlp", "layer")
+    names = {2.0**-11: "float16 or TF32", 2.0**-8: "bfloat16"}
+
+    def find(parts=parts, **changed):
+        rows = []
+        for layer, part in itertools.product(range(2), parts):
+            options = changed.get(f"{part}_{layer}", {})
+            rows.append(make_row(layer=layer, part=part, **{"error_in": 1e-5} | options))
+        monkeypatch.setattr(comparison, "_tabulate", lambda *_: rows)
+        fine = Rounding(2.0**-24, 2.0**-23, "float32")
+        answer = comparison._find_products(None, None, None, fine, None)
+        if answer is None:
+            return None
+        assert answer[1] is rows and answer[0].stream == fine.stream and answer[0].both
+        assert answer[0].name == names[answer[0].products]
+        return answer[0].name
+
+    float16, bfloat16 = names.values()
+    small, few = {"excess": 0.1}, {"excess_few": 9.0}
+    assert find() == float16
+    assert find(mlp_0=small) is None and find(attention_0={"excess": 2.7}) is None
+    assert find(mlp_1=small) == find(layer_0=small) == float16
+    assert find(("attention", "layer"), layer_0=small) is None
+    assert find(mlp_0=small | {"error_in": 1e-3}) == float16  # what came in is its error
+    assert find(mlp_0={"error_in": 1e-3}, attention_0={"error_in": 1e-3}) == bfloat16
+    assert find(mlp_0={"error_in": 1e-2}, attention_0={"error_in": 1e-2}) is None
+    assert find(attention_0=few) is None and find(attention_0=few | {"excess": 1.5}) == float16
+    assert find(mlp_1={"excess": 2.7}) is None  # a fault
 
 
 def make_growing(depth, judged):

@@ -10,6 +10,7 @@ from rank_collapse.agree.differences import (
     Rounding,
     bound_sizes,
     compare_layer,
+    compare_on_remainders,
     compare_sums,
     find_dtype,
     find_rounding,
@@ -149,6 +150,53 @@ def test_a_branch_of_one_run_alone_is_not_compared(name, run):
     for one, other in zip(some, neither, strict=True):
         check(one, other.part, (other.error_in, other.added, other.predicted))
     assert compare_sums(pair._replace(first=runs[0], second=runs[1]), MASK, COARSE) is None
+
+
+@pytest.mark.parametrize("inputs", [False, True])
+@pytest.mark.parametrize("part", ["attention", "mlp"])
+def test_the_remainder_of_a_layer_comes_in_with_the_input_of_its_branch(part, inputs):
+    """If it is rounding in one run alone: of all tokens that exist but few."""
+    pair = make_pair("attention_branch", "mlp_branch", inputs=inputs)
+    a, c = (layer.branches[f"{part}_branch"] for layer in pair[:2])
+    # Of three terms, of which the least is 2 in size: just below four roundings, and just above.
+    unit = np.eye(D)[0] * 4 * COARSE.products
+    ends = []
+    for layer, far in ((pair.first, 0.99), (pair.second, 9.0)):
+        terms = (pair.inputs or layer).branches.values()
+        sizes = sum(np.linalg.norm(z, axis=-1) for z in (layer.before, *terms))
+        shift = far * sizes[..., None] * unit
+        shift[~MASK] *= 1000
+        ends.append(layer.before + sum(terms) + shift)
+    pair = pair._replace(
+        first=pair.first._replace(after=ends[0]), second=pair.second._replace(after=ends[1])
+    )
+    starts = []
+    for layer in pair[:2]:
+        terms = (pair.inputs or layer).branches
+        start = layer.before if part == "attention" else layer.before + terms["attention_branch"]
+        starts.append(start + layer.after - layer.before - sum(terms.values()))
+    difference = compare_on_remainders(pair, part, MASK, COARSE)
+    floor = 2 * COARSE.products
+    expected = expect(*starts, a, c, floor=floor, mixes=part == "attention")
+    check(difference, part, expected)
+    after = ends[0].copy()
+    after[0, 0] += 1.0  # one of twelve tokens is too many
+    far = pair._replace(first=pair.first._replace(after=after))
+    assert compare_on_remainders(far, part, MASK, COARSE) is None
+    turned = pair._replace(first=pair.second, second=pair.first)
+    assert compare_on_remainders(turned, part, MASK, COARSE) is not None
+    for runs in (pair[:1] * 2, pair[1:2] * 2):  # both, and neither
+        same = pair._replace(first=runs[0], second=runs[1])
+        assert compare_on_remainders(same, part, MASK, COARSE) is None
+    fine = Rounding(2.0**-10, COARSE.products, "float32")  # the stream is the coarser
+    check(compare_on_remainders(pair, part, MASK, fine), part, expect(
+        *starts, a, c, floor=2 * fine.compute_unit(D), mixes=part == "attention"
+    ))  # fmt: skip
+    finer = Rounding(2.0**-10, 2.0**-10, "float32")
+    assert compare_on_remainders(pair, part, MASK, finer) is None
+    without = pair.first._replace(branches={f"{part}_branch": a})
+    for lacking in (pair._replace(first=without), turned._replace(second=without)):
+        assert compare_on_remainders(lacking, part, MASK, COARSE) is None
 
 
 @pytest.mark.parametrize("both", [False, True])

@@ -242,6 +242,34 @@ def test_a_state_after_a_norm(run, centred):
     assert "norm, the" not in (name_kind(difference._replace(part="mlp"), WHOLE) or "")
 
 
+def test_states_of_one_size_show_no_norm():
+    """Where all states have the same norm, a norm with a gain is a factor of each feature."""
+    rng = np.random.default_rng(3)
+    before = rng.normal(size=(B, N, D))
+    before /= np.sqrt((before**2).mean(axis=-1, keepdims=True))
+    states = before, before * np.linspace(0.5, 2, D)
+    for pair in (states, states[::-1]):
+        assert "norm, the" not in (name(9.0, part="layer", states=pair) or "")
+
+
+def test_factors_of_features_need_tokens_that_are_unlike_and_explain_nearly_all():
+    """Where all tokens are alike, factors of features explain any change of all tokens."""
+    rng = np.random.default_rng(4)
+    common, other = 1 + rng.uniform(size=(2, D))
+    spread, noise = rng.normal(size=(2, B, N, D))
+    alike, unlike, gain = common + 0.02 * spread, spread, np.linspace(0.2, 2.0, D)
+    change = (gain - 1) * unlike
+    noise *= np.linalg.norm(change) / np.linalg.norm(noise)
+    difference = make_difference(9.0)
+    for first, second, is_named in (
+        (unlike, unlike + change + 0.05 * noise, True),
+        (unlike, unlike + change + 0.25 * noise, False),
+        (alike, other + 0.02 * noise, False),
+    ):
+        kind = name_kind(difference._replace(first=first, second=second), WHOLE)
+        assert ("own factor" in (kind or "")) == is_named
+
+
 def test_embeddings():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 7, 16))

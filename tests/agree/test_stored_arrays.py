@@ -1,5 +1,8 @@
 """Arrays that are read part by part: both formats, orders in memory, and files that end early."""
 
+import io
+import zipfile
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -108,6 +111,34 @@ def test_any_error_of_reading_becomes_one_line_with_the_file(tmp_path):
                 raise error
 
         is_refused(r"f\.npz is damaged: [^\n]+$", read)
+
+
+def test_the_second_version_of_numpys_format_is_read_and_the_third_refused(tmp_path):
+    for version in ((1, 0), (2, 0), (3, 0)):
+        buffer, path = io.BytesIO(), tmp_path / "v.npz"
+        np.lib.format.write_array(buffer, ARRAYS["a"], version=version)
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a.npy", buffer.getvalue())
+        if version == (3, 0):
+            with pytest.raises(ValueError, match=r"^version \(3, 0\) of NumPy's format$"):
+                open_npz(path, ["a"])
+        else:
+            rows = open_npz(path, ["a"])[0]["a"].read_rows()
+            np.testing.assert_array_equal(np.stack(list(rows)), ARRAYS["a"])
+
+
+def test_an_array_without_axes_and_a_file_without_metadata_are_opened(tmp_path):
+    path = tmp_path / "s.safetensors"
+    save_file({"a": np.full((), 2.0, np.float32), "b": np.ones((2, 3), np.float32)}, path)
+    arrays, metadata, others = open_safetensors(path, ["a", "b"])
+    assert arrays["a"].shape == () and metadata == {} and others == []
+    np.testing.assert_array_equal(np.stack(list(arrays["b"].read_rows())), np.ones((2, 3)))
+
+
+def test_two_bytes_without_a_type_alone_are_bfloat16(tmp_path):
+    np.savez(tmp_path / "v.npz", a=np.zeros((2, 3), "V2"), b=np.zeros((2, 3), "V4"))
+    arrays, _, _ = open_npz(tmp_path / "v.npz", ["a", "b"])
+    assert (arrays["a"].dtype, arrays["b"].dtype) == (ml_dtypes.bfloat16, np.dtype("V4"))
 
 
 def test_objects_are_refused(tmp_path):

@@ -94,14 +94,32 @@ def test_norms_of_leaves_of_any_sizes_neither_overflow_nor_vanish(largest):
 
 
 def test_a_leaf_of_float64_makes_the_norm_float64(x64):
-    tree = {"q_proj": {"bias": np.ones(3, np.float32), "kernel": np.array([3e100, 4e100])}}
-    norm = rc.monitor_gradients(tree)["query_gradient"]
-    assert_close(norm, 5e100, rtol=1e-15)
+    small, large = np.ones(3, np.float32), np.array([3e100, 4e100])
+    for pair in ((small, large), (large, small)):
+        tree = {"q_proj": dict(zip(("bias", "kernel"), pair, strict=True))}
+        norm = rc.monitor_gradients(tree)["query_gradient"]
+        assert_close(norm, 5e100, rtol=1e-15)
 
 
 def test_the_innermost_name_of_a_path_counts():
     tree = {"q": {"k_proj": np.full(4, 1.0)}, "value": {"q_proj": np.full(4, 2.0)}}
     near(rc.monitor_gradients(tree), {"query_gradient": 4.0, "key_gradient": 2.0})
+    towers = {f"q.h.{i}": {"q": np.full(4, i + 1.0)} for i in range(2)}  # of layers inside of "q"
+    near(rc.monitor_gradients(towers, by_layer=True), {"query_gradient": [2.0, 4.0]})
+
+
+def test_leaves_of_few_bits_have_norms_in_float32():
+    leaf = jax.numpy.full((2, 200), 1.01, "bfloat16")
+    for tree in ({"q": leaf}, {"q": {"a": leaf, "b": np.zeros(2, "float16")}}):
+        norm = rc.monitor_gradients(tree)["query_gradient"]
+        assert norm.dtype == np.float32
+        near(norm, 20 * float(leaf[0, 0]), rtol=1e-6)
+
+
+def test_the_first_leaves_are_examples_of_what_is_not_named():
+    tree = {name: np.ones(2) for name in "abcde"}
+    message = "no leaf is named after queries, keys or values: a, b, c, ...; parts= may name them"
+    is_refused(f"^{message}$", lambda: rc.monitor_gradients(tree))
 
 
 @pytest.mark.parametrize("axis", [0, 2])

@@ -133,6 +133,36 @@ def test_a_reversed_scan_numbers_layers_as_its_arrays():
     np.testing.assert_allclose(scalars["residual_ratio"], want[::-1], rtol=1e-5)
 
 
+def list_equations(program, name):
+    """Lists the equations of a primitive in a program, also in those inside of it."""
+    found = []
+    for eqn in program.eqns:
+        found += [eqn] if eqn.primitive.name == name else []
+        for value in eqn.params.values():
+            inner = getattr(value, "jaxpr", value)
+            found += list_equations(inner, name) if hasattr(inner, "eqns") else []
+    return found
+
+
+def test_scans_and_checkpoints_keep_how_they_are_run():
+    """The policy of what a checkpoint saves, how far a scan is unrolled, and the like."""
+    policy = jax.checkpoint_policies.everything_saveable
+    layer = jax.checkpoint(call_layer, policy=policy, prevent_cse=False)
+
+    def model(w, x):
+        return jax.lax.scan(lambda x, w: (layer(x, w), None), x, w, unroll=3)[0]
+
+    measured = jax.make_jaxpr(lambda w, x: measure_taps(model, lambda x, _: {"a": x[0]}, w, x))
+    for name, options in (
+        ("scan", {"unroll": 3, "length": L, "reverse": False}),
+        ("remat2", {"policy": policy, "prevent_cse": False}),
+    ):
+        programs = jax.make_jaxpr(model)(W, X[0]), measured(W, X[0])
+        for program in programs:
+            (eqn,) = list_equations(program.jaxpr, name)
+            assert {key: eqn.params[key] for key in options} == options
+
+
 def test_an_outer_vmap_keeps_its_axis():
     measured = functools.partial(measure_taps, call_checkpointed_scan, measure_ratios, W)
     _, scalars = jax.vmap(measured)(X[:, None])

@@ -7,6 +7,7 @@ pytest.importorskip("torch")
 from torch.utils.checkpoint import checkpoint
 
 from rank_collapse.torch import watch
+from rank_collapse.watch.torch_arrivals import Arrivals
 from tests.oracles.measured_layers import Attention, Stack, X, add_in_turn, compute_ratio, torch
 
 PASSES = X, X + 1, X * X, X - 2
@@ -90,7 +91,7 @@ def test_the_first_pass_counts_where_gradients_add_up(is_recomputed, is_frozen):
     watched.close()
 
 
-@pytest.mark.parametrize("form", ["passes", "derivative", "evaluation"])
+@pytest.mark.parametrize("form", ["passes", "derivative", "evaluation", "evaluation mode"])
 def test_passes_without_dropped_gradients_do_not_begin_again(form):
     """Of several passes before one backward pass, of a derivative by other means, and of an
     evaluation after a backward pass, the first training pass counts."""
@@ -99,12 +100,14 @@ def test_passes_without_dropped_gradients_do_not_begin_again(form):
     loss = model(PASSES[0])
     if form == "derivative":
         torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-    if form == "evaluation":
+    if form.startswith("evaluation"):
         loss.backward()
         held = [p.grad for p in model.parameters()]
         optimizer.zero_grad()
-        with torch.no_grad():
+        with torch.set_grad_enabled(form == "evaluation mode"):
+            model.train(form == "evaluation")
             model(PASSES[1])
+            model.train()
         for parameter, gradient in zip(model.parameters(), held, strict=True):
             parameter.grad = gradient
     else:
@@ -139,3 +142,36 @@ def test_gradients_have_the_same_bits_with_hooks_and_without():
     for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)
         assert not other._backward_hooks and not other._post_accumulate_grad_hooks
+
+
+ZERO, ONES, NAN = torch.zeros(2), torch.ones(2), torch.tensor([1.0, torch.nan])
+
+
+@pytest.mark.parametrize(
+    ("gradients", "are_dropped"),
+    [
+        ((None, None), True),
+        ((ZERO, None), True),
+        ((ZERO, ZERO), True),
+        ((ONES, None), False),
+        ((ZERO, ONES), False),  # as of a parameter that nothing uses
+        ((ONES, NAN), True),
+        ((NAN, NAN), True),
+        ((ONES, ONES), False),
+        ((ZERO.to_sparse(), None), False),  # of a layout that is not looked into
+    ],
+)
+def test_gradients_are_dropped_where_no_step_can_use_them(gradients, are_dropped):
+    """Also where they are expected again, as after each part of a model."""
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    frozen, late = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    frozen.requires_grad = False
+    arrivals = Arrivals()
+    arrivals.expect([*parameters, frozen, late])
+    assert not arrivals.are_dropped()  # none has come
+    sum(p.sum() for p in parameters).backward()
+    arrivals.expect(parameters)
+    late.grad = torch.ones(2)  # of another pass
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    assert arrivals.are_dropped() == are_dropped

@@ -40,6 +40,8 @@ def test_a_mask_for_the_tokens_of_another_stream_does_not_count_under_any_name()
         ("attention_mask", decoder),
     ]
     assert _list_masks([model]) == model.masks
+    inner = SimpleNamespace(masks=[("mask", encoder)])  # which the encoder inside was given
+    assert _list_masks([model, layer, inner])[0] == ("attention_mask", encoder)
     both = SimpleNamespace(masks=[("mask", encoder), ("memory_mask", encoder)])
     assert _list_masks([both]) == [("mask", encoder)]
 
@@ -69,6 +71,13 @@ def test_the_mask_of_the_watch_counts_where_it_has_the_shape_of_the_tokens():
     masks.watch_mask = KEPT.long()
     mask, crossed = find_mask(masks, "a", fits=is_kept, attention_mask=ALL)
     assert mask.dtype == torch.bool and is_kept(mask) and crossed is None
+
+
+def test_a_mask_counts_by_the_reading_that_fits_or_by_none():
+    for mask in (KEPT, ~KEPT, KEPT.long(), (~KEPT).long()):
+        read, crossed = find_mask(CallMasks(False, Notes()), "a", fits=is_kept, any_mask=mask)
+        assert is_kept(read) and crossed is None
+    assert find_mask(CallMasks(False, Notes()), "a", fits=is_kept, any_mask=ALL) == (None, None)
 
 
 def test_a_mask_past_which_a_stream_reads_is_of_that_stream_unless_another_obeys_it():

@@ -4,12 +4,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from torch._higher_order_ops.map import map as operators_map
-from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.map import map as operators_map, map_impl
+from torch._higher_order_ops.scan import scan, scan_op
 from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import flex_attention
 
 from rank_collapse.torch import watch
+from rank_collapse.watch.recorder import Notes
+from rank_collapse.watch.torch_hidden import HiddenCalls
 from tests.oracles.measured_layers import (
     Attention,
     D,
@@ -136,6 +138,24 @@ def test_a_layer_inside_of_an_operator_that_calls_functions_has_a_reason(operato
     described = watched.describe()
     assert len(row["residual_ratio"]) == 2 and described.count("no layer") == 1
     assert f"attentions.1: no layer inside of {operator}: torch does not show" in described
+
+
+@pytest.mark.parametrize(
+    ("result", "is_said"),
+    [((X.sum(), X), True), ((X, X.sum()), True), (X[0, 0], False), (X > 0, False), (None, False)],
+)
+def test_operators_have_the_names_that_users_know(result, is_said):
+    """If one of their results may have tokens."""
+    notes = Notes()
+    operators = {"cond": torch.ops.higher_order.cond, "map": map_impl, "scan": scan_op}
+    for name, operator in operators.items():
+        HiddenCalls(notes).see(f"h.{name}", operator, (), result)
+    assert notes.reasons == {
+        (f"h.{name}", f"layer inside of {name}"): (
+            f"no layer inside of {name}: torch does not show what runs there"
+        )
+        for name in operators if is_said
+    }  # fmt: skip
 
 
 def test_an_operator_that_calls_functions_without_tokens_has_no_reason():

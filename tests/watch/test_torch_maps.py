@@ -52,6 +52,7 @@ MADE = {
     "standardised": lambda self, weight: (weight - weight.mean(0)) / weight.std(0) / 4,
     "merged LoRA": lambda self, weight: weight + self.a @ self.b,
     "in another order": lambda self, weight: weight.index_select(0, torch.arange(D).flip(0)),
+    "by an index": lambda self, weight: weight[torch.arange(D).flip(0)],
     "pruned": lambda self, weight: weight.masked_fill(torch.eye(D) > 0, 0.0),
     "rounded": lambda self, weight: weight + ((4 * weight).round() / 4 - weight).detach(),
 }
@@ -267,6 +268,23 @@ def test_a_tensor_that_maps_read_along_other_axes_is_a_source_for_each():
     assert torch.equal(first.find_rows(numbers), torch.arange(6).reshape(2, 3, 1).expand(2, 3, 5))
     assert torch.equal(second.find_rows(others), rows.expand(2, 5, 4))
     assert (first.find_rows(others) == -1).all() and (second.find_rows(numbers) == -1).all()
+
+
+def test_a_map_has_the_axis_of_its_outputs_if_there_is_one():
+    """An equation may give the features of all heads at once, along two axes."""
+    x = torch.rand(2, 3, 4)
+    for letters, shape, axis in (
+        (("abk", "zk", "abz"), (5, 4), 0),
+        (("abk", "kz", "abz"), (4, 5), 1),
+        (("abk", "kzy", "abzy"), (4, 5, 6), -1),
+        (("abk", "k", "ab"), (4,), 0),
+    ):
+        table, weight = TagTable([]), nn.Parameter(torch.rand(shape))
+        output = torch.einsum(f"{letters[0]},{letters[1]}->{letters[2]}", x, weight.detach())
+        see_map(table, Product(x, weight, letters), [weight], output)
+        (linear_map,) = table.tag(output).maps
+        assert linear_map.parameters == ((weight, axis, 0),)
+        assert (linear_map.count, linear_map.width) == (output.numel(), output[0, 0].numel())
 
 
 def test_which_parameter_a_weight_is_made_of():

@@ -173,6 +173,17 @@ def test_scores_that_are_filled_are_hidden_by_small_values(value, scores, hides)
     assert read == ([(None, None, "allowed")] if hides else [])
 
 
+def test_of_written_tensors_the_largest_number_decides_if_there_is_one():
+    written = torch.tensor([[-1e9, 1.0, -1e9]])
+    assert read_masks(torch.where, ONE, SCORES, written) == []
+    assert read_masks(torch.where, ONE, written, SCORES) == []
+    below = written - 2
+    assert read_masks(torch.where, ONE, SCORES, below - 1e9)[0][0] is ONE
+    assert read_masks(Tensor.__setitem__, SCORES.clone(), slice(0, 0), torch.empty(0, 3)) == []
+    turned = torch.ones(2, 3, dtype=torch.complex64)
+    assert read_masks(Tensor.__setitem__, turned, 0, -1e9 * turned[1]) == []
+
+
 def test_a_mask_of_rows_has_the_axes_of_scores():
     rows, scores = torch.tensor([True, False]), torch.zeros(2, 3)
     ((_, keep, _),) = read_masks(Tensor.__setitem__, scores, rows, -torch.inf)

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from rank_collapse.torch import watch  # noqa: E402
-from rank_collapse.watch.torch_models import check_model, read_layers  # noqa: E402
+from rank_collapse.watch.torch_models import check_model, plain_name, read_layers  # noqa: E402
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -62,7 +62,11 @@ def test_a_model_under_fsdp2_may_have_spread_parameters():
     ("layers", "message"),
     [
         ("layers.11", "layers='layers.11' is not one of the 35 modules of the model, such as 'lay"),
-        (["layers.1", "decoder"], "layers='decoder' is not one of the 35 modules"),
+        (
+            ["layers.1", "decoder"],
+            "layers='decoder' is not one of the 35 modules of the model, such as "
+            r"'layers', 'layers\.0', 'layers\.0\.attn'$",
+        ),
         ([], r"layers=\[\] is neither a list of numbers or names of modules nor a function"),
         ([0, "layers"], r"layers=\[0, 'layers'\] is neither"),
         (-1, "layers=-1 is neither"),
@@ -74,6 +78,27 @@ def test_a_model_under_fsdp2_may_have_spread_parameters():
 def test_a_wrong_choice_of_layers_is_refused(layers, message):
     with pytest.raises(ValueError, match=message):
         read_layers(stack(), layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("", ""),
+        ("_orig_mod", ""),
+        ("module", ""),
+        ("_orig_mod.h.0", "h.0"),
+        ("module.h.0", "h.0"),
+        ("module._orig_mod.h.0", "h.0"),
+        ("_orig_mod.module.h.0", "module.h.0"),  # a part of the model that is called so
+        ("h.0._orig_mod.attn", "h.0.attn"),
+        ("h.0._orig_mod", "h.0"),
+        ("h.module.0", "h.module.0"),
+        ("modules.0", "modules.0"),
+        ("h._orig_modes", "h._orig_modes"),
+    ],
+)
+def test_names_are_without_the_wrappers_of_compilation_and_of_several_processes(name, plain):
+    assert plain_name(name) == plain
 
 
 EVERY = [f"layers.{l}.{part}" for l in range(11) for part in ("attn", "cross")]

@@ -218,6 +218,81 @@ def test_weights_that_content_chooses_are_weights():
     assert origins.is_content(table)
 
 
+def test_numbers_of_several_axes_look_up_rows_and_others_choose_from_a_weight():
+    origins, table = Origins([]), nn.Parameter(torch.randn(5, 4))
+    for index, looks_up in (
+        (torch.tensor([[0, 3, 1], [2, 2, 4]]), True),
+        (torch.tensor([4, 0, 1]), False),
+        (torch.ones(5, 4) > 0, False),
+        (2, False),
+        (slice(0, 3), False),
+    ):
+        chosen = call(origins, torch.Tensor.__getitem__, table, index)
+        assert origins.is_constant(chosen) != looks_up
+        assert (origins.tag(chosen).parameters == (table,)) != looks_up
+    experts = nn.Parameter(torch.randn(5, 4, 2))
+    chosen = call(origins, torch.Tensor.__getitem__, experts, torch.tensor([[0, 3], [2, 2]]))
+    assert origins.tag(chosen).parameters == (experts,)
+
+
+def test_rows_are_those_of_the_arguments_of_the_size_of_the_result():
+    """Of a vector that is added to all tokens there are none, unless there is no other."""
+    origins = Origins([])
+    x, vector = map_tokens(origins), map_tokens(origins, X[2:, :1, :4])
+    assert not origins.tag(x).stream & origins.tag(vector).stream
+    for pair in ((x, vector), (vector, x)):
+        assert origins.tag(call(origins, torch.add, *pair)).stream == origins.tag(x).stream
+    both = call(origins, torch.add, x, call(origins, torch.Tensor.expand, vector, 2, 3, 4))
+    assert origins.tag(both).stream == origins.tag(x).stream | origins.tag(vector).stream
+    outer = call(origins, torch.mul, x[:, :1] * 1, vector)
+    assert origins.tag(outer).stream >= origins.tag(vector).stream
+
+
+def test_what_is_bounded_or_exponential_is_so_after_other_functions():
+    """A product with what is no gate is no gate; with an exponential it stays exponential."""
+    origins = Origins([])
+    x, gate = map_tokens(origins), call(origins, torch.sigmoid, map_tokens(origins))
+    size = call(origins, torch.exp, map_tokens(origins))
+    for function, pair, is_gate, is_exponential in (
+        (torch.mul, (gate, gate), True, False),
+        (torch.mul, (x, gate), False, False),
+        (torch.mul, (gate, x), False, False),
+        (torch.mul, (size, gate), True, True),
+        (torch.mul, (x, size), False, True),
+        (torch.div, (size, x), False, True),
+        (torch.add, (x, x), False, False),
+    ):
+        tag = origins.tag(call(origins, function, *pair))
+        assert (tag.is_gate, tag.is_exponential) == (is_gate, is_exponential)
+
+
+def test_a_factor_smaller_than_the_result_makes_none_of_its_features():
+    """As a scale of each token, that a map of its own makes; of two such factors both count."""
+    origins = Origins([])
+    x = map_tokens(origins)
+    scale = call(origins, torch.nn.functional.linear, X[:2, :3, :4], nn.Parameter(torch.ones(1, 4)))
+    for pair in ((x, scale), (scale, x)):
+        assert origins.tag(call(origins, torch.mul, *pair)).maps == origins.tag(x).maps
+    row = call(origins, torch.narrow, x, 1, 0, 1)
+    outer = call(origins, torch.mul, scale, row)
+    assert origins.tag(outer).maps == origins.tag(x).maps | origins.tag(scale).maps
+
+
+def test_a_part_of_scores_has_their_products_and_a_sum_over_queries_none():
+    origins = Origins([])
+    q, k = map_tokens(origins), map_tokens(origins)
+    scores = call(origins, torch.matmul, q, call(origins, torch.Tensor.mT.__get__, k))
+    p = call(origins, torch.softmax, scores, -1)
+    (term,) = origins.tag(p).terms
+    for part, is_part in (
+        (call(origins, torch.narrow, p, -1, 0, 2), True),
+        (call(origins, torch.Tensor.sum, p, -2), False),
+        (call(origins, torch.narrow, p, -2, 0, 2), False),
+    ):
+        tag = origins.tag(part)
+        assert (tag.terms, tag.is_softmax) == (((term,), True) if is_part else ((), False))
+
+
 def test_a_write_into_a_view_of_numbers_leaves_them_constant():
     origins = Origins([])
     base = call(origins, torch.zeros, 2, 3)

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import threading
 import types
 
 import numpy as np
@@ -119,6 +120,25 @@ def test_rows_of_jagged_tensors_are_examples(is_fused):
         assert row["query_gradient"][i] == pytest.approx(gradient.item(), rel=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_layer_that_runs_again_on_jagged_tensors_is_a_layer():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = Jagged(False)
+
+        def forward(self, x):
+            for _ in range(2):
+                x = x + self.layer(x)
+            return x.values().square().mean()
+
+    x = torch.nested.nested_tensor([X[0], X[1, :3]], layout=torch.jagged)
+    row, watched = watch_step(Model(), x)
+    ratio = np.mean([compute_ratio(a[None]) for a in (X[0], X[1, :3])])
+    assert row["residual_ratio"][0] == pytest.approx(ratio, rel=1e-4)
+    assert np.isfinite(row["residual_ratio"]).tolist() == [True] * 2, watched
+
+
 BIAS = torch.where(torch.ones(9, 9).tril() > 0, 0.0, -torch.inf)
 DOTS = {
     "by name": lambda dot, q, k, v: dot(value=v, key=k, query=q, attn_mask=BIAS, scale=0.5),
@@ -158,6 +178,11 @@ def multiply_twice(q, k, v, mask):
 
 LEFT_OUT = {
     "two weights": (multiply_twice, "several products of queries and keys are multiplied", False),
+    "two products": (
+        lambda q, k, v, mask: (q @ k.mT) @ (q @ k.mT).mT @ v / 9,
+        "several products of queries and keys are multiplied",
+        False,
+    ),
     "exponentials": (
         lambda q, k, v, mask: (q @ k.mT / 3).exp() @ v,
         "its weights are not a distribution over keys",
@@ -171,6 +196,11 @@ LEFT_OUT = {
     "another key": (
         lambda q, k, v, mask: F.pad(q @ k.mT / 3, (0, 1)).softmax(-1) @ F.pad(v, (0, 0, 0, 1)),
         "weights of 9 × 10 for 9 queries and 9 keys",
+        True,
+    ),
+    "one head of queries": (
+        lambda q, k, v, mask: F.scaled_dot_product_attention(q[:, :1], k, v),
+        "6 matrices of weights for 3 of queries",
         True,
     ),
     "summed heads": (
@@ -244,6 +274,48 @@ def test_modules_that_return_no_floats_and_transforms_of_functions_change_nothin
     assert row["residual_ratio"] == pytest.approx([compute_ratio(x) for x, _ in kept], 1e-4)
     assert row["attention_entropy"] == pytest.approx([compute_entropy(p) for _, p in kept], 1e-4)
     assert re.findall("no .*", watched.describe()) == [f"no layer: its attention {TRANSFORMED}"]
+
+
+class Interrupted(Attention):
+    """Attention during which another thread calls another module, and stays in it."""
+
+    def forward(self, x, mask=None):
+        self.interrupt()
+        return super().forward(x, mask)
+
+
+def test_another_thread_that_calls_a_module_has_no_say_in_the_attentions():
+    has_entered, may_leave = threading.Event(), threading.Event()
+
+    def wait(x):
+        has_entered.set()
+        assert may_leave.wait(60)
+
+    def interrupt():
+        if not has_entered.is_set():
+            thread.start()
+            assert has_entered.wait(60)
+
+    model = Stack(add_in_turn, Interrupted(), Interrupted(), beside=Beside(wait))
+    model.beside.weight = nn.Parameter(torch.ones(1))
+    for attention in model.attentions:
+        attention.interrupt = interrupt
+    thread = threading.Thread(target=model.beside, args=(X,))
+    try:
+        row, watched = watch_step(model, X)
+    finally:
+        may_leave.set()
+        thread.join()
+    titles = [line.split(":")[0] for line in watched.describe().splitlines()[1:]]
+    assert titles == [f"  {i} attentions.{i}" for i in range(2)]
+    expected = [compute_ratio(attention.kept[0]) for attention in model.attentions]
+    assert row["residual_ratio"] == pytest.approx(expected, 1e-4)
+
+
+def test_a_pass_without_products_says_so():
+    _, watched = watch_step(Stack(lambda self, x, mask: self.map(x), map=nn.Linear(D, D)), X)
+    reason = "no layers: no product of weights and values was seen in it"
+    assert reason in watched.describe()
 
 
 def test_the_loss_of_a_step_is_that_of_the_first_part_that_has_one():

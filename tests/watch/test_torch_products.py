@@ -328,6 +328,41 @@ def test_weights_are_measured_by_document_and_head():
         products.measure_weights(weights._replace(p=2 * p), documents)
 
 
+def test_queries_without_weights_and_keys_of_padding_alone_do_not_count():
+    """The first key is that of a query that exists: here the second one."""
+    p = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.75, 0.25], [0.0, 0.2, 0.2], [1.0, 0.0, 0.0]])
+    allowed = torch.tensor([[0, 0, 0], [0, 1, 1], [0, 1, 1], [1, 0, 0]], dtype=torch.bool)
+    documents = torch.tensor([[0, 0, 0, -1]])  # the last query is padding
+    scalars = products.measure_weights(Weights(p[None], torch.arange(4), allowed[None]), documents)
+    rows = [[0.75, 0.25, 0.0], [0.2, 0.2, 0.6]]  # what goes to no key is one key more
+    entropies = [-sum(v * math.log(v) for v in row if v) for row in rows]
+    assert scalars["attention_entropy"].item() == pytest.approx(sum(entropies) / 2, rel=1e-5)
+    assert scalars["missing_mass"].item() == pytest.approx(0.6 / 2, rel=1e-5)
+    assert scalars["sink_rate"].item() == (sum(row[0] for row in rows) / 2 > 0.3)
+
+
+def test_an_example_without_tokens_does_not_count():
+    """Nor its tokens, where the other examples are whole."""
+    x = draw(3, 4, 2)
+    documents = torch.tensor([[0] * 4, [-1] * 4, [8] * 4])
+    expected = products.measure_tokens(x[[0, 2]], documents[[0, 2]], "read")
+    scalars = products.measure_tokens(x, documents, "read")
+    assert scalars.keys() == expected.keys()
+    for name, value in expected.items():
+        assert scalars[name].item() == pytest.approx(value.item(), rel=1e-5), name
+
+
+def test_tokens_exist_where_each_attends_to_itself_alone():
+    """Among others such tokens at the ends are padding."""
+    alone = torch.eye(4, dtype=torch.bool)[None]
+    pair = alone.clone()
+    pair[0, 1, 2] = pair[0, 2, 1] = True
+    assert products.find_tokens(torch.cat([alone, pair])).tolist() == [
+        [True] * 4,
+        [False, True, True, False],
+    ]
+
+
 def test_tokens_of_fewer_than_two_are_left_out():
     for shape, text in (((0, 3, 4), "0 examples of 3 tokens"), ((2, 1, 4), "2 examples of 1 tok")):
         documents = torch.zeros(shape[:2], dtype=torch.long)

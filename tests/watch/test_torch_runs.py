@@ -11,7 +11,9 @@ from rank_collapse.watch import torch_products
 from rank_collapse.watch.recorder import Notes
 from rank_collapse.watch.torch_frames import Frame
 from rank_collapse.watch.torch_pieces import Run
+from rank_collapse.watch.torch_products import Weights
 from rank_collapse.watch.torch_runs import Runs
+from rank_collapse.watch.torch_tokens import Tokens
 from tests.oracles import measured_layers
 from tests.oracles.torch_models import torch
 from tests.oracles.watched_stack import Attention, D, F, Layers, X, measure_row, nn, ratio
@@ -280,7 +282,47 @@ def test_a_call_that_failed_leaves_no_attention_and_no_piece():
         assert [piece.frame for piece in run.pieces] == [2]
 
 
+def test_where_keys_are_unknown_a_mask_fits_that_leaves_tokens_out_if_keys_are_hidden():
+    runs, seen = Runs(lambda name, module: True, "read", False, Notes()), []
+    runs.masks = types.SimpleNamespace(find=lambda *call: (seen.append(call[3]), None))
+    index = torch.arange(3)[None]
+    tokens = Tokens(torch.zeros(3, 2), index, None, torch.arange(1), False, ())
+    full, part = torch.ones(1, 3) > 0, torch.tensor([[True, False, True]])
+    for allowed, fitting in ((full, (True, False, False)), (part, (True, True, False))):
+        weights = Weights(torch.ones(1, 3, 3) / 3, torch.arange(3), allowed.expand(1, 3, 3))
+        documents, crossed = runs._find_documents([], tokens, weights, ("a",))
+        assert documents.tolist() == [[0, 0, 0]] and crossed is None
+        assert tuple(bool(seen[-1](mask)) for mask in (full, part, ~full)) == fitting
+
+
 M = measured_layers
+
+
+class Branch(nn.Module):
+    """A layer around one attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = M.Attention()
+
+    def forward(self, x):
+        return self.attention(x)
+
+
+@pytest.mark.parametrize(("make", "count"), [(M.Attention, 11), (Branch, 2)])
+def test_attentions_beside_each_other_are_heads_of_one_layer_unless_each_has_its_own(make, count):
+    """Whatever their number: the names of the tenth and of the eleventh have two digits."""
+
+    def body(self, x, mask):
+        return sum(part(x) for part in self.parts) / count
+
+    model = M.Stack(body, parts=[make() for _ in range(count)])
+    row, watched = M.watch_step(model, M.X)
+    parts = [getattr(part, "attention", part) for part in model.parts]
+    entropies = [M.compute_entropy(part.kept[1]) for part in parts]
+    expected = entropies if make is Branch else [np.mean(entropies)]
+    assert row["attention_entropy"] == pytest.approx(expected, 1e-4), watched
+    assert row["residual_ratio"] == pytest.approx([M.compute_ratio(M.X)] * len(expected), 1e-4)
 
 
 class Positioned(M.Attention):
@@ -344,6 +386,46 @@ def test_fewer_queries_than_the_attention_before_have_all_their_tokens(count):
     mask = M.LEFT if count == 9 else None
     expected = M.compute_entropy(model.attentions[0].kept, mask)
     assert entropy == pytest.approx(expected, 1e-4), watched.describe()
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_padding_of_the_queries_is_that_of_the_last_attention_before(start):
+    """The first attention has no mask; the second has one, and may have fewer tokens; the third
+    attends to other tokens."""
+    mask = M.RIGHT[:, start:]
+
+    def body(self, x, others):
+        first, second, across = self.attentions
+        x = (x + first(x))[:, start:]
+        x = x + second(x)
+        return across(x, kv=(M.heads(across.k(others)), M.heads(across.v(others))))
+
+    def hide(scores, _):
+        return scores.masked_fill(mask[:, None, None] == 0, -torch.inf).softmax(-1)
+
+    model = M.Stack(body, M.Attention(), M.Attention(hide), M.Attention())
+    row, watched = M.watch_step(model, M.X, M.X[:, :7].flip(1))
+    (entropy,) = (v for v in row["cross.attention_entropy"] if v == v)
+    expected = M.compute_entropy(model.attentions[2].kept[1], mask)
+    assert entropy == pytest.approx(expected, 1e-4), watched.describe()
+
+
+def test_attention_to_other_tokens_may_have_a_key_more():
+    """A key of zeros beside them, which is no token."""
+    kept = []
+
+    def attend(q, k, v, mask):
+        kept.append(F.pad(q @ k.mT / 3, (0, 1)).softmax(-1))
+        return kept[0] @ F.pad(v, (0, 0, 0, 1))
+
+    def body(self, x, others):
+        (across,) = self.attentions
+        return across(x, kv=(M.heads(across.k(others)), M.heads(across.v(others))))
+
+    model = M.Stack(body, M.Attention(attend=attend))
+    row, watched = M.watch_step(model, M.X, torch.rand(M.B, 5, D))
+    expected = M.compute_entropy(kept[0].detach())
+    assert row["cross.attention_entropy"] == pytest.approx([expected], 1e-4), watched
 
 
 class ByHead(nn.Module):

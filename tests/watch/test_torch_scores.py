@@ -9,17 +9,22 @@ from rank_collapse.watch.torch_origins import Origins
 from rank_collapse.watch.torch_scores import _mixes_heads
 from rank_collapse.watch.torch_tags import Tag, Term
 from tests.oracles.measured_layers import (
+    RIGHT,
     Attention,
     B,
     D,
+    H,
+    N,
     Stack,
     X,
     check_layers,
     compute_entropy,
+    compute_ratio,
     heads,
     join,
     nn,
     norm,
+    pad,
     torch,
     watch_step,
 )
@@ -98,6 +103,19 @@ def test_of_scores_across_tokens_those_of_an_earlier_layer_have_no_say(is_looped
         assert measured == pytest.approx(norms, 1e-4), watched.describe()
 
 
+def test_one_query_of_each_example_attends_to_other_tokens():
+    """Along its axis the entries come from one token, and yet they are no features."""
+
+    def body(self, x, others):
+        (across,) = self.attentions
+        return across(x, kv=(heads(across.k(others)), heads(across.v(others))))
+
+    model = Stack(body, Attention())
+    row, watched = watch_step(model, X[:, :1], torch.rand(B, 5, D))
+    expected = compute_entropy(model.attentions[0].kept[1])
+    assert row["cross.attention_entropy"] == pytest.approx([expected], 1e-4), watched.describe()
+
+
 def call(origins, function, *args):
     """Calls a function of torch, and records where its result comes from."""
     result = function(*args)
@@ -153,6 +171,48 @@ def add_scores_alone(self, x, mask):
     for attention in self.attentions:
         x = x + attention(norm(x))
     return x
+
+
+MASKED_PRODUCTS = {
+    "function": lambda bias, q, k: torch.baddbmm(bias, q, k, alpha=0.3),
+    "method": lambda bias, q, k: bias.baddbmm(q, k, alpha=0.3),
+    "by name": lambda bias, q, k: torch.baddbmm(bias, q, batch2=k, alpha=0.3),
+}
+
+
+@pytest.mark.parametrize("multiply", MASKED_PRODUCTS.values(), ids=MASKED_PRODUCTS)
+def test_a_mask_to_which_a_product_is_added_hides_its_keys(multiply):
+    kept, bias = [], torch.where(RIGHT[:, None, None] > 0, 0.0, -1e9).expand(B, H, N, N)
+
+    def attend(q, k, v, mask):
+        scores = multiply(bias.flatten(0, 1), q.flatten(0, 1), k.mT.flatten(0, 1))
+        kept.append(scores.softmax(-1))
+        return (kept[0] @ v.flatten(0, 1)).unflatten(0, (B, H))
+
+    model = Stack(lambda self, x, mask: self.attentions[0](x), Attention(attend=attend))
+    row, watched = watch_step(model, pad(RIGHT))
+    ratio = compute_ratio(pad(RIGHT), RIGHT)
+    assert row["residual_ratio"] == pytest.approx([ratio], 1e-4), watched
+    entropy = compute_entropy(kept[0].detach().unflatten(0, (B, H)), RIGHT)
+    assert row["attention_entropy"] == pytest.approx([entropy], 1e-4)
+
+
+def test_parameters_that_meet_scores_are_no_masks_and_other_tensors_may_be():
+    origins = Origins([])
+    x, weight = torch.rand(2, 3, 4), nn.Parameter(torch.rand(4, 4))
+    q, k = (call(origins, torch.nn.functional.linear, x, weight) for _ in range(2))
+    scores = call(origins, torch.matmul, q, call(origins, torch.Tensor.mT.__get__, k))
+    learned, given = nn.Parameter(torch.ones(3)), torch.ones(3)
+    for bounds, is_unread in (
+        ([learned], False),
+        ([given], True),
+        ([given, learned], True),
+        ([learned, given, learned], True),
+    ):
+        result = scores
+        for bound in bounds:
+            result = call(origins, torch.minimum, result, bound)
+        assert origins.tag(result).is_unread == is_unread
 
 
 def test_where_pairs_are_unknown_a_product_of_scores_and_a_constant_mixes_heads():

@@ -1,5 +1,6 @@
 """Steps: hooks that others remove, forks, modules that are new, and what a step costs."""
 
+import itertools
 import json
 import os
 import sys
@@ -10,7 +11,7 @@ pytest.importorskip("torch")
 
 from rank_collapse.torch import watch
 from rank_collapse.watch import torch_watch
-from rank_collapse.watch.torch_steps import OpenWatches, StepTimes
+from rank_collapse.watch.torch_steps import CONTROL_FLOW, OpenWatches, StepTimes
 from tests.oracles.measured_layers import Attention, Stack, X, add_in_turn, compute_ratio, nn, torch
 
 
@@ -236,6 +237,27 @@ def test_the_cost_of_a_measured_step(monkeypatch):
     assert times.describe(100) == "a measured step took as long as 10.0 others, 8.3% of the time"
 
 
+def test_the_cost_is_that_of_the_last_fifty_steps(monkeypatch):
+    durations = [*[1.0] * 60, *[2.0] * 50]
+    clock = itertools.accumulate([*durations, *[8.0] * 60, *[6.0] * 50], initial=0.0)
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    times = StepTimes()
+    for number in range(221):
+        times.end_step(number > 110)
+    assert times.describe(1) == "a measured step took as long as 3.0 others, 66.7% of the time"
+
+
+def test_the_names_of_control_flow_are_those_of_torch():
+    from torch._higher_order_ops.associative_scan import associative_scan_op
+    from torch._higher_order_ops.cond import cond_op
+    from torch._higher_order_ops.map import map_impl
+    from torch._higher_order_ops.scan import scan_op
+    from torch._higher_order_ops.while_loop import while_loop_op
+
+    operators = cond_op, while_loop_op, scan_op, associative_scan_op, map_impl
+    assert [operator.name() for operator in operators] == [*CONTROL_FLOW]
+
+
 @pytest.mark.parametrize(
     ("numbers", "measured"),
     [
@@ -245,9 +267,12 @@ def test_the_cost_of_a_measured_step(monkeypatch):
     ],
 )
 def test_steps_that_are_set_by_hand_are_due_by_their_numbers_and_their_cost_is_known(
-    numbers, measured
+    numbers, measured, monkeypatch
 ):
-    model = Stack(add_in_turn, Attention())
+    model, ended, end_step = Stack(add_in_turn, Attention()), [], StepTimes.end_step
+    monkeypatch.setattr(
+        StepTimes, "end_step", lambda times, kind: (ended.append(kind), end_step(times, kind))
+    )
     watched = watch(model, 2)
     for number in numbers:
         watched.step = number
@@ -257,6 +282,8 @@ def test_steps_that_are_set_by_hand_are_due_by_their_numbers_and_their_cost_is_k
     assert [row["step"] for row in watched.rows] == measured
     assert all(row["residual_ratio"] == watched.rows[0]["residual_ratio"] for row in watched.rows)
     assert "cost: a measured step took as long as" in watched.describe()
+    # From 0 to the first number is a step in which nothing ran.
+    assert ended == [False] * (numbers[0] > 0) + [n in measured for n in numbers[:-1]]
     watched.close()
 
 
@@ -268,8 +295,11 @@ def test_the_cost_beside_steps_that_take_no_time(monkeypatch):
     assert times.describe(2) == "a measured step took as long as 0.0 others, 0.0% of the time"
 
 
-def test_a_watch_says_its_cost():
-    model = Stack(add_in_turn, Attention())
+def test_a_watch_says_its_cost(monkeypatch):
+    model, ended, end_step = Stack(add_in_turn, Attention()), [], StepTimes.end_step
+    monkeypatch.setattr(
+        StepTimes, "end_step", lambda times, kind: (ended.append(kind), end_step(times, kind))
+    )
     watched, step = watch(model, 3), make_stepper(model)
     for _ in range(2):
         step()
@@ -277,4 +307,5 @@ def test_a_watch_says_its_cost():
     for _ in range(3):
         step()
     assert "cost: a measured step took as long as" in watched.describe().splitlines()[0]
+    assert ended == [True, False, False, True, False]
     watched.close()

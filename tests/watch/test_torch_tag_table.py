@@ -1,5 +1,7 @@
 """The tags of a pass: roots, what content decides, numbers, and what a layer's end drops."""
 
+import functools
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -42,3 +44,17 @@ def test_a_layer_that_ends_drops_its_inputs_and_masks():
     table.record(tensor, tag)
     table.forget_layer()
     assert tag.followers == {} and tag.source.matrix is None and table.recent == []
+
+
+def test_a_layer_that_ends_holds_no_numbers_and_they_are_computed_again():
+    """As for keys that a later layer uses again."""
+    table, calls = TagTable([]), []
+    follower = functools.cache(lambda: calls.append(0) or torch.zeros(2))
+    for _ in range(2):
+        tag = Tag(followers={"entries": follower, "allowed": follower})
+        table.record(torch.ones(2), tag)
+        follower()
+        follower()
+        table.forget_layer()
+    assert tag.followers == {"entries": follower} and len(calls) == 2
+    assert follower.cache_info().currsize == 0

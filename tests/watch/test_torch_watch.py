@@ -343,6 +343,10 @@ def test_a_description_says_which_gradients_a_looped_attention_has():
     assert list(described)[1:] == [(1, "attentions.0, run 2"), (2, "attentions.0, run 3")]
     remarks = [remark for _, remark in described.values()]
     assert remarks == ["", SHARED, SHARED]
+    for subject in "ab":
+        watched.notes.leave_out("attentions.0", subject, "none")
+    remarks = [remark for _, remark in read_description(watched)[0].values()]
+    assert remarks == [f"no a: none; no b: none{end}" for end in ("", *[f"; {SHARED}"] * 2)]
     for part in ("query", "key", "value"):
         gradients = [p.grad for p in getattr(attention, part[0]).parameters()]
         norm = float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
