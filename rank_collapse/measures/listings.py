@@ -133,7 +133,7 @@ def duplicates(
 def _compute_lengths(x):
     """Compute |x_i| of tokens [..., d], whose squares may overflow or underflow."""
     largest = np.abs(x).max(axis=-1, keepdims=True, initial=0)
-    scale = np.where((largest > 0) & np.isfinite(largest), largest, 1)
+    scale = np.where(largest > 0, largest, 1)
     return scale[..., 0] * np.linalg.norm(x / scale, axis=-1)
 
 

@@ -333,6 +333,11 @@ def test_curves_are_those_of_the_networks():
     ratios, shares = check.residual_figure(one).axes
     curves = {line.get_label(): line for line in ratios.get_lines()}
     assert list(curves) == [WHOLE, READ, ALONE] and not ratios.patches
+    assert ratios.get_yscale() == "log" and ratios.get_title() == "residual ratio"
+    assert shares.get_ylim() == (0, 1.05) and shares.get_title() == "largest token's share"
+    assert ratios.get_ylabel() == "‖res(X)‖₁,∞ / ‖X‖₁,∞"
+    colors = [line.get_color() for ax in (ratios, shares) for line in ax.get_lines()]
+    assert len(set(colors)) == 6 and list(shares.get_lines()[2].get_xdata()) == [0, 1]
     for name, profile in one.networks.items():
         assert_close(curves[name].get_ydata(), np.exp(np.log(profile["residual_ratio"]).mean(0)))
     whole = one.networks[WHOLE]
@@ -360,6 +365,8 @@ def test_curves_are_those_of_the_networks():
     for line, name in zip(lines, checked.ATTENTION_LABELS, strict=True):
         assert_close(line.get_ydata(), attention[name])
         assert list(line.get_xdata()) == [1, 2, 3, 4]
+    assert len({line.get_color() for line in lines}) == 3
+    assert entropies.get_xlabel() == columns.get_xlabel() == "layer"
     largest = one.report.attention["entropy"].mean(axis=2).max()
     assert_close(entropies.get_ylim(), (0, 1.2 * largest))
     assert_close(columns.get_ylim(), (0, 1.05))

@@ -242,11 +242,17 @@ def test_unknown_tokens_are_a_share_of_all(ids, share, ending, warns, capsys):
 
 
 def test_native_messages_are_hidden_and_later_ones_are_not(capfd):
+    """And no file stays open: the next one has the number that it would have had before."""
+    before = os.dup(2)
+    os.close(before)
     with pytest.raises(ValueError, match="cause"), inputs.hide_native_errors():
         os.write(2, b"panic")
         raise ValueError("cause")
     os.write(2, b"later")
     assert capfd.readouterr().err == "later"
+    after = os.dup(2)
+    os.close(after)
+    assert after == before
 
 
 def test_the_folder_of_the_tokenizer_is_named(monkeypatch, tmp_path):
@@ -256,3 +262,21 @@ def test_the_folder_of_the_tokenizer_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(inputs.encoders, "load_tokenizer", lambda folder, settings: tokenizer)
     description = read(opened, "--num_texts=2", f"--tokenizer={tmp_path}").description
     assert f"…”, by the tokenizer of {tmp_path}" in description
+
+
+def test_texts_are_cut_after_they_are_encoded_and_keep_their_last_token(monkeypatch, tmp_path):
+    """Token 2 closes a text; what is cut is counted before."""
+
+    def encode(text):
+        return [1, *(10 + len(word) for word in text.split()), 2]
+
+    monkeypatch.setattr(inputs.encoders, "load_tokenizer", lambda folder, settings: encode)
+    (tmp_path / "text.txt").write_text("a bb ccc dddd\n\na bb\n\nccc a bb dddd")
+    flags = (f"--text={tmp_path / 'text.txt'}", f"--tokenizer={tmp_path}", "--max_tokens=4")
+    texts = read(open_made_up(num_positions=6), *flags)
+    assert texts.x.tolist() == [[1, 11, 12, 2], [1, 11, 12, 2], [1, 13, 11, 2]]
+    tokenizer = f"“a bb ccc dddd …”, by the tokenizer of {tmp_path}"
+    assert texts.description == f"{tmp_path / 'text.txt'}, {tokenizer}, 2 of 3 cut to 4 tokens."
+    long = read(open_made_up(num_positions=5), *flags[:2])  # at most as many as the model takes
+    assert long.x.tolist()[0] == [1, 11, 12, 13, 2] and long.mask.sum(axis=1).tolist() == [5, 4, 5]
+    assert long.description.endswith(", 2 of 3 cut to 5 tokens.")

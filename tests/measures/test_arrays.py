@@ -96,3 +96,26 @@ def test_tensors_of_torch_on_the_host_have_their_values():
     is_refused(message, arrays.as_bools, torch.tensor([0.5, 1.0]), "m")
     fitted = arrays.match_framework(torch.ones(2), np.array([True, False]))[1]
     assert isinstance(fitted, torch.Tensor) and fitted.tolist() == [True, False]
+
+
+def test_a_mask_moves_to_the_device_of_the_tokens():
+    """The device "meta" stands for an accelerator: its arrays have a shape alone."""
+    torch = pytest.importorskip("torch")
+    x = torch.ones(2, 3, device="meta")
+    for mask in (torch.tensor([True, False]), np.array([True, False])):
+        tokens, moved = arrays.match_framework(x, mask)
+        assert tokens is x and moved.device == x.device
+        assert moved.shape == (2,) and moved.dtype == torch.bool
+    assert arrays.host_values_or_none(x) is None
+
+
+def test_arguments_by_name_are_arrays_like_the_others():
+    """They decide on the framework, and are refused where they have no values."""
+    torch = pytest.importorskip("torch")
+    x = torch.tensor(X)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ratio = rc.participation_ratio(x=x.float())
+    np.testing.assert_allclose(ratio, rc.participation_ratio(X), rtol=1e-5)
+    mask = torch.ones(5, dtype=torch.bool, device="meta")
+    is_refused("has no values", rc.residual_ratio, X, mask=mask)
+    is_refused("has no values", rc.residual_ratio, x=[X[0], x[1].to("meta")])

@@ -286,6 +286,15 @@ def test_what_is_no_segment_is_refused_with_a_number_and_a_mask_too(convert, seg
                 measure(**options)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint32", "bool"])
+def test_segments_are_numbers_of_any_whole_dtype(dtype):
+    segments = SEGMENTS % 2 if dtype == "bool" else SEGMENTS
+    for count in (None, K):
+        options = {"mask": MASK, "num_segments": count}
+        scalars = rc.monitor(X[0], segments=segments.astype(dtype), **options)
+        near(scalars, rc.monitor(X[0], segments=segments, **options), rtol=0)
+
+
 def test_segments_of_lists_are_those_of_arrays():
     for count in (None, K):
         options = {"num_segments": count, "mask": MASK}

@@ -3,10 +3,11 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from experiments.reproducing import statements_page
-from experiments.verdicts import claims, mean_row
+from experiments.verdicts import claims, make_row, mean_row
 from experiments.verdicts.claims import Statement
 from experiments.verdicts.statements import STATEMENTS
 
@@ -158,3 +159,29 @@ def test_a_number_without_an_answer_has_the_range_of_its_rows(rows, measured, mo
     rows = [{"estimate": estimate, "note": note} for estimate, note in rows]
     line = render_lines(rows, monkeypatch, test="tests/test_a.py::test_b")
     assert line == f"| (Section 1) It is so. | x: {measured} | `tests/test_a.py::test_b` |\n"
+
+
+def test_without_runs_the_page_is_written_anew_from_its_own_table(tmp_path):
+    docs = tmp_path / "docs"
+    (docs / "results").mkdir(parents=True)
+    key = next(key for key, statement in STATEMENTS.items() if statement.claimed)
+    row = {"statement": key, "setting": "a", "verdict": "within", "estimate": "1.5", "draws": "8"}
+    row |= {"experiment": "run_sort", "first_seed": "7", "commit": "c4" * 20, "note": ""}
+    table = ",".join(row) + "\n" + ",".join(row.values()) + "\n"
+    (docs / "results" / "statements.csv").write_text(table)
+    statements_page.write_page(docs)
+    assert (docs / "results" / "statements.csv").read_text() == table
+    assert "from commits: c4c4c4c4." in (docs / "statements.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("is_within", [True, False])
+def test_each_side_of_a_row_has_its_own_p(is_within):
+    """Of draws on one side all evidence is for this side, and none for the other."""
+    key, setting, *_ = find_statement_with_settings()
+    low, high = STATEMENTS[key].claimed
+    inside = low + 1.0 if np.isfinite(low) else high - 1.0
+    draws = [inside if is_within else 2 * (low if np.isfinite(low) else high) - inside] * 16
+    pair = make_row(key, setting, draws), {"experiment": "run_a"}
+    row = next(r for r in statements_page.judge_run_rows([pair]) if r["setting"] == setting)
+    small, large = ("p_within", "p_outside")[:: 1 if is_within else -1]
+    assert 0 < float(row[small]) < 0.01 and float(row[large]) == 1
