@@ -3,6 +3,7 @@
 import csv
 import html
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from rank_collapse import __version__, pretrained
 from rank_collapse.command import check, checked, main
 from rank_collapse.command.checked import ALONE, READ, WHOLE, Checked
+from rank_collapse.report.style import STYLE
 from tests.oracles.made_up_checks import DEPTH, HEADS, MASK, SPIKES, TEXTS, make_check
 from tests.support.closeness import assert_close
 
@@ -265,7 +267,7 @@ def test_a_table_has_every_number_once():
     assert len(both) == 2 * len(rows)
 
 
-def test_a_page_has_a_row_for_each_layer_and_a_section_for_each_checkpoint(monkeypatch):
+def test_a_page_has_a_row_for_each_layer_and_a_section_for_each_checkpoint(monkeypatch, golden):
     monkeypatch.setattr(check, "draw_files", lambda figure: {".png": b"a picture"})
     spiked = np.zeros((TEXTS, DEPTH + 1), bool)
     spiked[1, 2] = True
@@ -300,6 +302,8 @@ def test_a_page_has_a_row_for_each_layer_and_a_section_for_each_checkpoint(monke
     assert page.count("<pre>the command</pre>") == 2
     for name in means:
         assert page.count(html.escape(check.MEANING[name])) >= 2
+    page = page.replace(STYLE, "")
+    golden("pages/check.html", re.sub(r"><(?!/?t[dh]\b|/tr)", ">\n<", page))  # a line for each row
 
 
 @pytest.mark.parametrize(
