@@ -277,3 +277,24 @@ def test_texts_are_cut_after_they_are_encoded_and_keep_their_last_token(monkeypa
     long = read(open_made_up(num_positions=5), *flags[:2])  # at most as many as the model takes
     assert long.x.tolist()[0] == [1, 11, 12, 13, 2] and long.mask.sum(axis=1).tolist() == [5, 4, 5]
     assert long.description.endswith(", 2 of 3 cut to 5 tokens.")
+
+
+@pytest.mark.parametrize("kind", ["text", "ids", "images", "features"])
+def test_what_is_said_of_inputs_has_no_control_character(kind, tmp_path):
+    """Of a text, and of the name of a file."""
+    path = tmp_path / "x\x1b[31m.npy"
+    if kind in ("text", "ids"):
+        path.write_text("red \x1b[31mhat\n\nblue coat" if kind == "text" else "1 2\n3 4")
+        flag = f"--text={path}" if kind == "text" else f"--token_ids={path}"
+        opened = open_made_up(num_positions=6, vocab_size=400)
+    elif kind == "images":
+        np.save(path, np.zeros((1, 3, 4, 4)))
+        settings = {"image_size": 4, "num_channels": 3, "patch_size": 2}
+        flag, opened = f"--inputs={path}", open_made_up(settings, d_input=12)
+    else:
+        np.save(path, np.zeros((1, 12, 5)))
+        opened = open_made_up(d_input=5, convolutions=(3, 3), num_positions=6)
+        flag = f"--inputs={path}"
+    description = read(opened, flag).description
+    assert "x\\x1b[31m.npy" in description and "\x1b" not in description
+    assert kind != "text" or "“red \\x1b[31mhat …”" in description

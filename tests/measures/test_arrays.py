@@ -27,6 +27,8 @@ def test_integers_and_low_precision_become_float32_and_float64_stays():
     assert arrays.as_floats([[1.0]]).dtype == np.float64
     assert arrays.as_floats((jnp.ones(2), [1.0, 2.0])).shape == (2, 2)  # JAX's among them
     assert isinstance(arrays.as_array([(jnp.ones(2),), (jnp.zeros(2),)]), jax.Array)
+    message = "a tuple has arrays of different shapes .*: pad them, and pass mask="
+    is_refused(message, arrays.as_array, (jnp.ones(2), jnp.ones(2), [1.0, 2.0, 3.0]))
     whole = (SMALL * 4).astype(np.int32)
     np.testing.assert_allclose(rc.residual_ratio(whole), rc.residual_ratio(SMALL), rtol=1e-6)
 
