@@ -121,3 +121,12 @@ def test_arguments_by_name_are_arrays_like_the_others():
     mask = torch.ones(5, dtype=torch.bool, device="meta")
     is_refused("has no values", rc.residual_ratio, X, mask=mask)
     is_refused("has no values", rc.residual_ratio, x=[X[0], x[1].to("meta")])
+
+
+def test_inside_of_torch_compile_a_measure_runs_between_the_graphs(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(
+        torch.compiler, "disable", lambda function: lambda *a, **o: (function.__name__, a, o)
+    )
+    assert rc.residual_ratio(X, norm="max") == ("residual_ratio", (X,), {"norm": "max"})
