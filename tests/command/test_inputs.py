@@ -146,6 +146,9 @@ def test_features_are_read_in_both_orders(tmp_path):
         assert spectrograms.mask is None and spectrograms.description.startswith("The first 2 of ")
         line = "They have 7 frames. In transformers this model accepts only 12 frames and pads"
         assert (line in spectrograms.description) == (name == "short")
+    np.save(tmp_path / "x.npy", np.concatenate([array, array], axis=1))  # more than the usual ones
+    longer = read(opened, f"--inputs={tmp_path / 'x.npy'}")
+    assert longer.x.shape == (2, 24, 5) and "They have" not in longer.description
     for wrong in (array[:, :7].swapaxes(1, 2), array[0], array[..., None]):
         np.save(tmp_path / "x.npy", wrong)
         is_refused(r"is not \[b, \*, 5\]", read, opened, f"--inputs={tmp_path / 'x.npy'}")
@@ -180,7 +183,8 @@ def test_ids_are_padded_and_described(tmp_path):
         (["--ids=1,2", "--inputs=x"], "--inputs=x does not fit made-up, which reads tokens"),
     ):
         is_refused(message, read, opened, *flags)
-    read(open_made_up(), f"--ids={','.join('123456789')}")  # any number of positions
+    uncut = read(open_made_up(), f"--ids={','.join(map(str, range(40)))},{','.join('1' * 30)}")
+    assert uncut.x.shape == (1, 70) and uncut.description == "The ids of --ids."  # no limit
 
 
 def test_without_a_tokenizer_ids_are_random_and_of_the_models_length(tmp_path):

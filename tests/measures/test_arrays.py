@@ -130,3 +130,10 @@ def test_inside_of_torch_compile_a_measure_runs_between_the_graphs(monkeypatch):
         torch.compiler, "disable", lambda function: lambda *a, **o: (function.__name__, a, o)
     )
     assert rc.residual_ratio(X, norm="max") == ("residual_ratio", (X,), {"norm": "max"})
+
+
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="there are no more digits")
+def test_more_digits_than_those_of_float64_are_refused():
+    message = "has more digits than float64: pass x.astype"
+    is_refused(message, rc.residual_ratio, X.astype(np.longdouble))
+    is_refused(message, arrays.as_array, np.longdouble(1))

@@ -153,6 +153,9 @@ def test_a_number_of_segments_gives_what_the_split_gives(convert):
         )
         near(drop_empty(counted.measures), split.measures, rtol=1e-6)
         near(drop_empty(counted.notes), split.notes, rtol=1e-6)
+    single = {"segments": convert(SEGMENTS[1]), "mask": convert(MASK[1]), "num_segments": K}
+    alone = rc.profile(x[:, 1], measures=NAMES, **single, **choice).measures
+    near(alone, {name: a[:, K:] for name, a in counted.measures.items()}, rtol=1e-6)
     weights = {"measures": ("attention_entropy", "largest_column", "sink_rate"), "batch_axis": 1}
     split, counted = (rc.profile(p[None], **weights, **options, num_segments=k) for k in (None, K))
     near(drop_empty(counted.measures), split.measures, rtol=1e-6)

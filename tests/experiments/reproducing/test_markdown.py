@@ -12,6 +12,7 @@ from scipy import stats
 from experiments.reproducing import filling, markdown
 from experiments.reproducing.markdown import render_markdown, shrink_png
 from experiments.verdicts import STATEMENTS, Row, mean_row
+from experiments.verdicts.claims import Statement
 from experiments.verdicts.statement_page import Comparison, Section
 from rank_collapse.report.intervals import Interval
 
@@ -169,3 +170,14 @@ def test_a_figure_is_shrunk_to_a_palette_unless_that_is_larger():
     assert len({pair[1:] for pair in pairs}) == 64
     plain = make_png(Image.new("L", (1, 1)), optimize=True)
     assert shrink_png(plain) == plain and shrink_png(b"no image") == b"no image"
+
+
+def test_what_a_statement_claims_is_written_once_as_text_of_a_table(monkeypatch):
+    statement = Statement("Section 2", "It is [so] from -3 on.", "a [rate]\nof |x|", (-1.0, 2.0))
+    monkeypatch.setattr(markdown, "STATEMENTS", {"key": statement})
+    rows = [mean_row("key", setting, [0.5]) for setting in ("a", "b")]
+    head, rule, *lines = markdown._explain_statements(rows).split("\n")
+    assert (head, rule) == ("| statement | claim | measured |", "|---|---|---|")
+    (line,) = lines
+    claim = r"| key | It is \[so\] from −3 on. (Section 2) "
+    assert line == claim + r"| median over draws: a \[rate\] of \|x\| |"

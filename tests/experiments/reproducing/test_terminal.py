@@ -131,6 +131,11 @@ def test_after_a_line_there_is_a_silence_of_its_own(tmp_path, monkeypatch, capsy
         clock[0] = seconds * progress.SILENCE
         screen._draw()
         assert bool(capsys.readouterr().err) is is_drawn, seconds
+    clock[0] = 2.0 * progress.SILENCE
+    screen.say("1/2 run_join")  # which is a line, too
+    clock[0] = 2.5 * progress.SILENCE
+    screen._draw()
+    assert capsys.readouterr() == ("1/2 run_join\n", "")
 
 
 def test_a_terminal_gets_lines_that_are_redrawn(tmp_path, monkeypatch, capsys):
