@@ -50,7 +50,7 @@ def shrink_png(png: bytes) -> bytes:
     except OSError:
         return png
     smaller = io.BytesIO()
-    image.quantize(COLORS, dither=Image.Dither.NONE).save(smaller, "png", optimize=True)
+    image.quantize(COLORS).save(smaller, "png", optimize=True)
     return min(smaller.getvalue(), png, key=len)
 
 

@@ -117,9 +117,12 @@ def duplicates(
     groups = []
     while len(remaining):
         token = x[remaining[0]]
+        largest = np.abs(token).max(initial=0)
+        scale = largest if 0 < largest < np.inf else 1
         with np.errstate(over="ignore", invalid="ignore"):  # such tokens are equal to none
-            distances = _compute_lengths(x[remaining] - token)
-            is_equal = distances <= tolerance * _compute_lengths(token)
+            distances = _compute_lengths((x[remaining] - token) / scale)
+            is_equal = distances <= tolerance * np.linalg.norm(token / scale)
+            is_equal &= np.isfinite(distances)
         is_equal[0] = True
         if is_equal.sum() > 1:
             groups.append(remaining[is_equal].tolist())
@@ -130,7 +133,7 @@ def duplicates(
 def _compute_lengths(x):
     """Compute |x_i| of tokens [..., d], whose squares may overflow or underflow."""
     largest = np.abs(x).max(axis=-1, keepdims=True, initial=0)
-    scale = np.where((largest > 0) & np.isfinite(largest), largest, 1)
+    scale = np.where(largest > 0, largest, 1)
     return scale[..., 0] * np.linalg.norm(x / scale, axis=-1)
 
 

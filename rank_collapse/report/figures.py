@@ -163,8 +163,7 @@ def log_band(
     Args:
         ax, x, values, label, index, options: See `band`.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log(np.where(values > 0, values, np.nan))
+    logs = np.log(np.where(values > 0, values, np.nan))
     mean, deviation = logs.mean(axis=0), logs.std(axis=0)
     style = {"color": color(index), "marker": MARKERS[index % len(MARKERS)]} | options
     ax.plot(x, np.exp(mean), label=words(label), **style)

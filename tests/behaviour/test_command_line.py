@@ -1,5 +1,6 @@
 """The JSON of `rank-collapse`, its mistakes, several checkpoints, and the command on depth."""
 
+import importlib
 import json
 import os
 import shutil
@@ -119,6 +120,8 @@ def test_mistakes_in_flags_are_one_line(arguments, message, capsys):
     err = capsys.readouterr().err
     assert ended.value.code == 2
     assert err.startswith("error: ") and err.count("\n") == 1 and message in err
+    name = arguments[0] if arguments[0] in COMMANDS else "check"
+    assert err.endswith(f"; rank-collapse {name} --help says more\n")
 
 
 @pytest.mark.parametrize(
@@ -169,6 +172,18 @@ def test_help_lists_the_commands_and_what_they_do(arguments, capsys):
     assert end.value.code == 0 and words.startswith("usage: rank-collapse ")
     for name, text in COMMANDS.items():
         assert f" {name} {text}" in words
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_has_its_examples_line_by_line(name, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([name, "--help"])
+    printed, module = (
+        capsys.readouterr().out,
+        importlib.import_module(f"rank_collapse.command.{name}"),
+    )
+    assert end.value.code == 0 and printed.startswith(f"usage: rank-collapse {name} ")
+    assert module.__doc__.strip() in printed and f"\n    rank-collapse {name} " in printed
 
 
 def test_a_folder_needs_no_command_and_may_have_the_name_of_a_word(tmp_path, monkeypatch):

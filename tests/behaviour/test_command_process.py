@@ -29,6 +29,11 @@ def run_raising(error, monkeypatch):
         (MemoryError("too large"), 2, "error: too large\n"),
         (ModuleNotFoundError("no torch"), 2, "error: no torch\n"),
         (RuntimeError("RESOURCE_EXHAUSTED: 3 GB"), 2, "error: out of memory: RESOURCE_EXH"),
+        (
+            RuntimeError("RESOURCE_EXHAUSTED\n" + 400 * "x"),
+            2,
+            f"error: out of memory: RESOURCE_EXHAUSTED {280 * 'x'}…\n",
+        ),
         (KeyboardInterrupt(), 130, "\ninterrupted\n"),
     ],
 )

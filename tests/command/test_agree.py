@@ -4,6 +4,7 @@ import csv
 import html
 import json
 import re
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -154,6 +155,16 @@ def test_json_writes_no_file(recordings, capsys):
     about = json.loads(capsys.readouterr().out)
     assert {"agree", "first", "kind"} <= about.keys()
     assert not (recordings / "agree.html").exists()
+
+
+def test_without_matplotlib_the_numbers_are_printed_alone(recordings, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["agree", "a.npz", "rounded.npz"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: --out agree.html needs matplotlib")
+    assert "--json does without" in err and err.count("\n") == 1
+    assert not (recordings / "agree.csv").exists()
+    assert main(["agree", "a.npz", "rounded.npz", "--json"]) == 0
 
 
 @pytest.mark.parametrize(

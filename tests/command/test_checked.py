@@ -3,6 +3,7 @@
 import csv
 import html
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -265,7 +266,7 @@ def test_a_table_has_every_number_once():
     assert len(both) == 2 * len(rows)
 
 
-def test_a_page_has_a_row_for_each_layer_and_a_section_for_each_checkpoint(monkeypatch):
+def test_a_page_has_a_row_for_each_layer_and_a_section_for_each_checkpoint(monkeypatch, golden):
     monkeypatch.setattr(check, "draw_files", lambda figure: {".png": b"a picture"})
     spiked = np.zeros((TEXTS, DEPTH + 1), bool)
     spiked[1, 2] = True
@@ -300,6 +301,7 @@ def test_a_page_has_a_row_for_each_layer_and_a_section_for_each_checkpoint(monke
     assert page.count("<pre>the command</pre>") == 2
     for name in means:
         assert page.count(html.escape(check.MEANING[name])) >= 2
+    golden("pages/check.html", re.sub(r"><(?!/?t[dh]\b|/tr)", ">\n<", page))  # a line for each row
 
 
 @pytest.mark.parametrize(
@@ -333,6 +335,11 @@ def test_curves_are_those_of_the_networks():
     ratios, shares = check.residual_figure(one).axes
     curves = {line.get_label(): line for line in ratios.get_lines()}
     assert list(curves) == [WHOLE, READ, ALONE] and not ratios.patches
+    assert ratios.get_yscale() == "log" and ratios.get_title() == "residual ratio"
+    assert shares.get_ylim() == (0, 1.05) and shares.get_title() == "largest token's share"
+    assert ratios.get_ylabel() == "‖res(X)‖₁,∞ / ‖X‖₁,∞"
+    colors = [line.get_color() for ax in (ratios, shares) for line in ax.get_lines()]
+    assert len(set(colors)) == 6 and list(shares.get_lines()[2].get_xdata()) == [0, 1]
     for name, profile in one.networks.items():
         assert_close(curves[name].get_ydata(), np.exp(np.log(profile["residual_ratio"]).mean(0)))
     whole = one.networks[WHOLE]
@@ -360,6 +367,8 @@ def test_curves_are_those_of_the_networks():
     for line, name in zip(lines, checked.ATTENTION_LABELS, strict=True):
         assert_close(line.get_ydata(), attention[name])
         assert list(line.get_xdata()) == [1, 2, 3, 4]
+    assert len({line.get_color() for line in lines}) == 3
+    assert entropies.get_xlabel() == columns.get_xlabel() == "layer"
     largest = one.report.attention["entropy"].mean(axis=2).max()
     assert_close(entropies.get_ylim(), (0, 1.2 * largest))
     assert_close(columns.get_ylim(), (0, 1.05))

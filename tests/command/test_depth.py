@@ -6,6 +6,7 @@ import html
 import json
 import re
 import shlex
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -133,10 +134,22 @@ def test_the_verdict_has_the_extremes_and_the_length_by_each_definition():
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_json_has_null_for_what_is_not_finite(value):
-    assert checkpoint.to_json({"a": np.array([1.0, value]), "b": value}) == {
-        "a": [1, None],
-        "b": None,
-    }
+    values = {"a": np.array([1.0, value]), "b": value, "c": (value, 2.0), "d": [{"e": (value,)}]}
+    expected = {"a": [1, None], "b": None, "c": [None, 2.0], "d": [{"e": [None]}]}
+    assert checkpoint.to_json(values) == expected
+
+
+@pytest.mark.parametrize("printed", ["json", "csv", None])
+def test_numbers_that_are_printed_need_no_picture(printed, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    numbers = dict.fromkeys(("num_texts", "max_tokens"))
+    flags = SimpleNamespace(out=str(tmp_path / "a.html"), json=False, csv=False, **numbers)
+    if printed:
+        setattr(flags, printed, True)
+        checkpoint.check_output(flags)
+    else:
+        with pytest.raises(ModuleNotFoundError, match="needs matplotlib"):
+            checkpoint.check_output(flags)
 
 
 @pytest.mark.parametrize("name", ["num_texts", "max_tokens"])

@@ -146,6 +146,9 @@ def test_features_are_read_in_both_orders(tmp_path):
         assert spectrograms.mask is None and spectrograms.description.startswith("The first 2 of ")
         line = "They have 7 frames. In transformers this model accepts only 12 frames and pads"
         assert (line in spectrograms.description) == (name == "short")
+    np.save(tmp_path / "x.npy", np.concatenate([array, array], axis=1))  # more than the usual ones
+    longer = read(opened, f"--inputs={tmp_path / 'x.npy'}")
+    assert longer.x.shape == (2, 24, 5) and "They have" not in longer.description
     for wrong in (array[:, :7].swapaxes(1, 2), array[0], array[..., None]):
         np.save(tmp_path / "x.npy", wrong)
         is_refused(r"is not \[b, \*, 5\]", read, opened, f"--inputs={tmp_path / 'x.npy'}")
@@ -180,7 +183,8 @@ def test_ids_are_padded_and_described(tmp_path):
         (["--ids=1,2", "--inputs=x"], "--inputs=x does not fit made-up, which reads tokens"),
     ):
         is_refused(message, read, opened, *flags)
-    read(open_made_up(), f"--ids={','.join('123456789')}")  # any number of positions
+    uncut = read(open_made_up(), f"--ids={','.join(map(str, range(40)))},{','.join('1' * 30)}")
+    assert uncut.x.shape == (1, 70) and uncut.description == "The ids of --ids."  # no limit
 
 
 def test_without_a_tokenizer_ids_are_random_and_of_the_models_length(tmp_path):
@@ -242,11 +246,14 @@ def test_unknown_tokens_are_a_share_of_all(ids, share, ending, warns, capsys):
 
 
 def test_native_messages_are_hidden_and_later_ones_are_not(capfd):
+    """And no file stays open."""
+    before = len(os.listdir("/dev/fd"))
     with pytest.raises(ValueError, match="cause"), inputs.hide_native_errors():
         os.write(2, b"panic")
         raise ValueError("cause")
     os.write(2, b"later")
     assert capfd.readouterr().err == "later"
+    assert len(os.listdir("/dev/fd")) == before
 
 
 def test_the_folder_of_the_tokenizer_is_named(monkeypatch, tmp_path):
@@ -256,3 +263,42 @@ def test_the_folder_of_the_tokenizer_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(inputs.encoders, "load_tokenizer", lambda folder, settings: tokenizer)
     description = read(opened, "--num_texts=2", f"--tokenizer={tmp_path}").description
     assert f"…”, by the tokenizer of {tmp_path}" in description
+
+
+def test_texts_are_cut_after_they_are_encoded_and_keep_their_last_token(monkeypatch, tmp_path):
+    """Token 2 closes a text; what is cut is counted before."""
+
+    def encode(text):
+        return [1, *(10 + len(word) for word in text.split()), 2]
+
+    monkeypatch.setattr(inputs.encoders, "load_tokenizer", lambda folder, settings: encode)
+    (tmp_path / "text.txt").write_text("a bb ccc dddd\n\na bb\n\nccc a bb dddd")
+    flags = (f"--text={tmp_path / 'text.txt'}", f"--tokenizer={tmp_path}", "--max_tokens=4")
+    texts = read(open_made_up(num_positions=6), *flags)
+    assert texts.x.tolist() == [[1, 11, 12, 2], [1, 11, 12, 2], [1, 13, 11, 2]]
+    tokenizer = f"“a bb ccc dddd …”, by the tokenizer of {tmp_path}"
+    assert texts.description == f"{tmp_path / 'text.txt'}, {tokenizer}, 2 of 3 cut to 4 tokens."
+    long = read(open_made_up(num_positions=5), *flags[:2])  # at most as many as the model takes
+    assert long.x.tolist()[0] == [1, 11, 12, 13, 2] and long.mask.sum(axis=1).tolist() == [5, 4, 5]
+    assert long.description.endswith(", 2 of 3 cut to 5 tokens.")
+
+
+@pytest.mark.parametrize("kind", ["text", "ids", "images", "features"])
+def test_what_is_said_of_inputs_has_no_control_character(kind, tmp_path):
+    """Of a text, and of the name of a file."""
+    path = tmp_path / "x\x1b[31m.npy"
+    if kind in ("text", "ids"):
+        path.write_text("red \x1b[31mhat\n\nblue coat" if kind == "text" else "1 2\n3 4")
+        flag = f"--text={path}" if kind == "text" else f"--token_ids={path}"
+        opened = open_made_up(num_positions=6, vocab_size=400)
+    elif kind == "images":
+        np.save(path, np.zeros((1, 3, 4, 4)))
+        settings = {"image_size": 4, "num_channels": 3, "patch_size": 2}
+        flag, opened = f"--inputs={path}", open_made_up(settings, d_input=12)
+    else:
+        np.save(path, np.zeros((1, 12, 5)))
+        opened = open_made_up(d_input=5, convolutions=(3, 3), num_positions=6)
+        flag = f"--inputs={path}"
+    description = read(opened, flag).description
+    assert "x\\x1b[31m.npy" in description and "\x1b" not in description
+    assert kind != "text" or "“red \\x1b[31mhat …”" in description

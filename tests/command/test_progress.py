@@ -1,8 +1,17 @@
 """How far a command is: one line on a terminal, now and then a line elsewhere, names escaped."""
 
 import sys
+from types import SimpleNamespace
 
-from rank_collapse.command.progress import PASSES, PAUSE, StepReporter, report_words
+import pytest
+
+from rank_collapse.command.progress import (
+    PASSES,
+    PAUSE,
+    StepReporter,
+    report_layers,
+    report_words,
+)
 from rank_collapse.pretrained.weights import Table, Unembedding
 
 
@@ -39,3 +48,23 @@ def test_words_are_counted_in_each_pass():
     assert shown[0] == (f"words 3 of 5, pass 1 of {PASSES}", False)
     assert shown[-1] == (f"words 5 of 5, pass {PASSES} of {PASSES}", True)
     assert [is_last for _, is_last in shown].count(True) == 1
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_each_layer_is_reported_after_a_line_about_the_checkpoint(is_random, capsys):
+    """Before the first layer the state is that of the embedding."""
+    shown = []
+
+    class Reporter:
+        def show(self, text, *, is_last):
+            shown.append((text, is_last))
+
+    config = SimpleNamespace(depth=3)
+    source = SimpleNamespace(config=config, has_random_weights=is_random)
+    opened = SimpleNamespace(name="a/b", source=source)
+    done = report_layers(opened, SimpleNamespace(counts="2 texts of 4 tokens"), Reporter())
+    weights = ", random weights" if is_random else ""
+    assert capsys.readouterr().err == f"a/b: 3 layers, 2 texts of 4 tokens{weights}\n"
+    for layers in range(4):
+        done(SimpleNamespace(layers=layers))
+    assert shown == [(f"layer {i} of 3", i == 3) for i in range(4)]

@@ -27,6 +27,8 @@ def test_integers_and_low_precision_become_float32_and_float64_stays():
     assert arrays.as_floats([[1.0]]).dtype == np.float64
     assert arrays.as_floats((jnp.ones(2), [1.0, 2.0])).shape == (2, 2)  # JAX's among them
     assert isinstance(arrays.as_array([(jnp.ones(2),), (jnp.zeros(2),)]), jax.Array)
+    message = "a tuple has arrays of different shapes .*: pad them, and pass mask="
+    is_refused(message, arrays.as_array, (jnp.ones(2), jnp.ones(2), [1.0, 2.0, 3.0]))
     whole = (SMALL * 4).astype(np.int32)
     np.testing.assert_allclose(rc.residual_ratio(whole), rc.residual_ratio(SMALL), rtol=1e-6)
 
@@ -96,3 +98,42 @@ def test_tensors_of_torch_on_the_host_have_their_values():
     is_refused(message, arrays.as_bools, torch.tensor([0.5, 1.0]), "m")
     fitted = arrays.match_framework(torch.ones(2), np.array([True, False]))[1]
     assert isinstance(fitted, torch.Tensor) and fitted.tolist() == [True, False]
+
+
+def test_a_mask_moves_to_the_device_of_the_tokens():
+    """The device "meta" stands for an accelerator: its arrays have a shape alone."""
+    torch = pytest.importorskip("torch")
+    x = torch.ones(2, 3, device="meta")
+    for mask in (torch.tensor([True, False]), np.array([True, False])):
+        tokens, moved = arrays.match_framework(x, mask)
+        assert tokens is x and moved.device == x.device
+        assert moved.shape == (2,) and moved.dtype == torch.bool
+    assert arrays.host_values_or_none(x) is None
+
+
+def test_arguments_by_name_are_arrays_like_the_others():
+    """They decide on the framework, and are refused where they have no values."""
+    torch = pytest.importorskip("torch")
+    x = torch.tensor(X)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ratio = rc.participation_ratio(x=x.float())
+    np.testing.assert_allclose(ratio, rc.participation_ratio(X), rtol=1e-5)
+    mask = torch.ones(5, dtype=torch.bool, device="meta")
+    is_refused("has no values", rc.residual_ratio, X, mask=mask)
+    is_refused("has no values", rc.residual_ratio, x=[X[0], x[1].to("meta")])
+
+
+def test_inside_of_torch_compile_a_measure_runs_between_the_graphs(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(
+        torch.compiler, "disable", lambda function: lambda *a, **o: (function.__name__, a, o)
+    )
+    assert rc.residual_ratio(X, norm="max") == ("residual_ratio", (X,), {"norm": "max"})
+
+
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="there are no more digits")
+def test_more_digits_than_those_of_float64_are_refused():
+    message = "has more digits than float64: pass x.astype"
+    is_refused(message, rc.residual_ratio, X.astype(np.longdouble))
+    is_refused(message, arrays.as_array, np.longdouble(1))

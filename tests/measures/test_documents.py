@@ -134,7 +134,9 @@ def test_a_number_of_segments_gives_what_the_split_gives(convert):
     """Documents that a mask and their numbers make, measured without splitting the rows."""
     convert = get_converter(convert)
     options = {"segments": convert(SEGMENTS), "mask": convert(MASK)}
-    x, p = convert(X), convert(draw_block_weights(3, PADDED))
+    p = draw_block_weights(3, PADDED)
+    outside = (p == 0) / (p == 0).sum(axis=-1, keepdims=True)
+    x, p = convert(X), convert(0.99 * p + 0.01 * outside)  # what is left out of a document
     for choice in (
         {},
         {"tokens": "unit", "exclude": "spikes", "threshold": 1.1},
@@ -152,6 +154,9 @@ def test_a_number_of_segments_gives_what_the_split_gives(convert):
         )
         near(drop_empty(counted.measures), split.measures, rtol=1e-6)
         near(drop_empty(counted.notes), split.notes, rtol=1e-6)
+    single = {"segments": convert(SEGMENTS[1]), "mask": convert(MASK[1]), "num_segments": K}
+    alone = rc.profile(x[:, 1], measures=NAMES, **single, **choice).measures
+    near(alone, {name: a[:, K:] for name, a in counted.measures.items()}, rtol=1e-6)
     weights = {"measures": ("attention_entropy", "largest_column", "sink_rate"), "batch_axis": 1}
     split, counted = (rc.profile(p[None], **weights, **options, num_segments=k) for k in (None, K))
     near(drop_empty(counted.measures), split.measures, rtol=1e-6)
@@ -286,6 +291,15 @@ def test_what_is_no_segment_is_refused_with_a_number_and_a_mask_too(convert, seg
         ):
             with pytest.raises(ValueError, match=message.format(re.escape(str(segments.shape)))):
                 measure(**options)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint32", "bool"])
+def test_segments_are_numbers_of_any_whole_dtype(dtype):
+    segments = SEGMENTS % 2 if dtype == "bool" else SEGMENTS
+    for count in (None, K):
+        options = {"mask": MASK, "num_segments": count}
+        scalars = rc.monitor(X[0], segments=segments.astype(dtype), **options)
+        near(scalars, rc.monitor(X[0], segments=segments, **options), rtol=0)
 
 
 def test_segments_of_lists_are_those_of_arrays():

@@ -249,10 +249,11 @@ def test_documents_of_a_batch_are_those_of_its_rows(leading):
     """A row has as many results as `num_segments`, those without a document NaN."""
     q, k = RNG.normal(size=(2, 2, 6, 5)), RNG.normal(size=(2, 1, 6, 5))
     segments = np.array([[1, 0, 1, 1, 0, 1], [5, 5, 5, 5, 5, 5]])
-    *batch, labels = (a.reshape((*leading, *a.shape[1:])) for a in (q, k, segments))
-    ours = rc.attention_rows(*batch, segments=labels, num_segments=2, causal=True)
+    exists = np.array([[1, 1, 0, 1, 1, 1], [0, 1, 1, 1, 1, 0]], bool)
+    *batch, labels, mask = (a.reshape((*leading, *a.shape[1:])) for a in (q, k, segments, exists))
+    ours = rc.attention_rows(*batch, segments=labels, mask=mask, num_segments=2, causal=True)
     for column, row, number in ((0, 0, 1), (1, 0, 0), (2, 1, 5)):
-        tokens = np.flatnonzero(segments[row] == number)
+        tokens = np.flatnonzero((segments[row] == number) & exists[row])
         want = rc.attention_rows(q[row][:, tokens], k[row][:, tokens], causal=True, layout="hnk")
         near({name: a[column] for name, a in ours.items()}, want, rtol=1e-9)
     assert all(len(a) == 4 and np.isnan(a[3]).all() for a in ours.values())

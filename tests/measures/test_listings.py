@@ -70,6 +70,20 @@ def test_tokens_are_equal_to_8_roundings_and_nan_equals_nothing():
     assert rc.duplicates(wide) == [] and rc.duplicates(wide.astype(np.float32)) == [[0, 1]]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_tokens_are_equal_to_none_that_are_infinite_or_of_another_size(dtype):
+    """Neither sizes whose squares overflow nor those whose squares underflow."""
+    most, least = np.finfo(dtype).max, 4 * np.finfo(dtype).tiny
+    x = np.array([[np.inf, 0], [1, 2], [1, 2], [-np.inf, 0], [np.inf, 0]], dtype)
+    assert rc.duplicates(x) == [[1, 2]] == rc.duplicates(x[[3, 1, 2]])
+    assert rc.duplicates(x[::-1]) == [[2, 3]]
+    for size in (most, least):
+        rows = size * np.array([[1, -1], [0.5, -1], [0, 0], [1, -1], [0.5, 1], [0.5, -1]], dtype)
+        assert rc.duplicates(rows) == [[0, 3], [1, 5]]
+        assert rc.duplicates(rows[None], mask=[[1, 1, 1, 0, 1, 1]]) == [[1, 5]]
+    assert rc.duplicates(np.array([[0, 0], [least, 0], [0, 0]], dtype)) == [[0, 2]]
+
+
 def test_states_that_are_not_finite_are_refused_unless_they_are_padding():
     states = STATES.astype(np.float32)
     states[:, 0, 1] = 5000.0

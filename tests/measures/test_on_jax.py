@@ -86,6 +86,8 @@ def test_arrays_with_explicit_axes_are_measured_as_one_array(spec):
     results, wanted = jax.jit(measure)(*laid_out), measure(x, gain)
     near(results, wanted, rtol=1e-4, atol=1e-5)
     assert results[3].sharding.is_equivalent_to(place, 3)  # not copied to all devices
+    by_example = NamedSharding(mesh, PartitionSpec(*spec[:1]))
+    assert results[0]["stable_rank"].sharding.is_equivalent_to(by_example, 1)
     slope = jax.jit(jax.grad(lambda x: rc.rank_one_ratio(x).sum()))
     near(slope(laid_out[0]), slope(x), rtol=1e-4, atol=1e-6)
 

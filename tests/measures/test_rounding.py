@@ -65,6 +65,7 @@ def test_the_limit_is_of_each_layer_and_of_the_least_precise_example():
     for examples in ([close, low], [low, close]):
         assert rc.profile(examples, batch_axis=0).rounding.all()
     assert not rc.profile([close, close], batch_axis=0).rounding.any()
+    is_refused("or there are none", rc.profile, [], batch_axis=0)
     whole = np.full((1, 2, 1), 10**7)  # numbers that are no floats count as float32
     whole[0, 1] += 1
     assert rc.profile(whole)["residual_ratio"][0] > 1e-8 and rc.profile(whole).rounding.all()

@@ -159,6 +159,11 @@ def test_of_fewer_than_eight_tokens_one_may_be_far(count):
     assert (expected < 0.01) == (count == 1)
     assert_close(rc.measures.bulk_ratio(x[:5]), expected, rtol=1e-12)
     assert_close(rc.measures.bulk_ratio(x, mask=np.arange(20) < 5), expected, rtol=1e-12)
+    for size in (8, 9, 15):  # two of sixteen
+        expected = leave_out_far(x[:size])
+        assert (expected < 0.01) == (count == 1)
+        assert_close(rc.measures.bulk_ratio(x[:size]), expected, rtol=1e-12)
+    assert rc.measures.bulk_ratio(x[:16]) < 0.01
 
 
 def test_the_bulk_of_equal_and_of_few_tokens():

@@ -57,7 +57,11 @@ def list_precisions(jaxpr):
 
 
 @pytest.mark.parametrize(
-    "name", full_but(MEASURES, "apply", "path_contributions", "path_set_logits", "bound_report")
+    "name",
+    full_but(
+        MEASURES,
+        *("apply", "participation_ratio", "path_contributions", "path_set_logits", "bound_report"),
+    ),
 )
 def test_every_product_of_a_measure_has_full_precision(name):
     params, x = draws.parameters(CONFIG), draws.normal(N, D)

@@ -23,6 +23,7 @@ def test_each_part_has_a_panel_with_its_rows():
     np.testing.assert_array_equal(read_lines(mlp)["comes in"], [1e-7, 3e-7])
     np.testing.assert_array_equal(read_lines(attention)["comes in"], [np.nan, 2e-7])
     np.testing.assert_array_equal(read_lines(attention)["the sublayer adds"], [1e-7, 3e-3])
+    np.testing.assert_array_equal(read_lines(mlp)["rounding explains"], [1e-7, 2e-7])
     assert "the runs part" in read_lines(attention) and "the runs part" not in read_lines(mlp)
     assert attention.get_yscale() == mlp.get_yscale() == "log"
     assert attention.get_xlabel() == mlp.get_xlabel() == "layer"
@@ -34,6 +35,9 @@ def test_each_part_has_a_panel_with_its_rows():
     styles = [line.get_linestyle() for line in attention.lines]
     assert styles == [":", "--", "-", "-."] and list(attention.lines[3].get_xdata()) == [5, 5]
     assert len({line.get_color() for line in attention.lines}) == 4
+    assert len({line.get_marker() for line in mlp.lines}) == 3
+    assert attention.get_shared_y_axes().joined(attention, mlp)
+    assert tuple(attention.figure.get_size_inches()) == (8, 3)
 
 
 def test_without_a_fault_nothing_is_marked():

@@ -73,6 +73,9 @@ def test_a_ratio_is_of_one_token_in_most_examples_of_its_own_part():
     for share in (0.51, np.array([0.51])):
         (alarm,) = find_alarms([low | {"encoder.spiked": share}], COLLAPSE)
         assert alarm.spiked and str(alarm).endswith("(rank collapse, of one token)")
+    by_layer = {"step": 1, "residual_ratio": [1e-3, 1e-4], "spiked": 1.0}  # a share of one layer
+    (alarm,) = find_alarms([by_layer], COLLAPSE)
+    assert alarm.layer == 1 and not alarm.spiked
     no_meaning = find_alarms([low], [Threshold("encoder.residual_ratio", 0.01)])[0]
     assert str(no_meaning) == "step 1: encoder.residual_ratio 0.001 below 0.01"
 

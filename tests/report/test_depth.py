@@ -35,6 +35,10 @@ def test_a_depth_report_has_a_panel_each_the_last_layer_at_the_right():
     assert shown[0, 1] == 3 and np.ma.getmaskarray(shown).sum() == 3
     assert_close(mesh.collections[0].get_coordinates()[0, :, 0], [0.5, 1.5, 2.5])
     assert mesh.yaxis_inverted() and mesh.get_ylabel() == "layer that is left out"
+    assert (mesh.get_title(), mesh.get_xlabel()) == ("change of later layers", "later layer")
+    assert mesh.collections[0].get_clim() == (0, 3)
+    for ax in fig.axes[: len(PANELS) + 2]:
+        assert all(tick == round(tick) for tick in ax.get_xticks()), ax.get_title()
     assert list(fig.axes[len(PANELS) + 1].lines[-1].get_xdata()) == [2, 2]
 
 

@@ -80,6 +80,9 @@ def test_a_legend_lies_below_the_axes():
     assert points == pytest.approx(32) and ax.get_xlabel() == "layer"
     assert anchor.x0 == pytest.approx((ax.bbox.x0 + ax.bbox.x1) / 2)
     assert legend.get_texts()[0].get_text() == "a"
+    ax.figure.draw_without_rendering()
+    box = legend.get_window_extent()
+    assert box.y1 <= ax.xaxis.get_tightbbox().y0 and box.height > 0
     unnamed = new_axes()
     unnamed.plot([0, 1])
     figures.finish_axes([unnamed], "layer")

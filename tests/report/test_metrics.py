@@ -1,6 +1,7 @@
 """Figures of metrics: means of seeds, scales, thresholds, layers and names."""
 
 import numpy as np
+import pytest
 
 from rank_collapse.measures.table import Threshold
 from rank_collapse.report import metrics
@@ -17,7 +18,9 @@ def test_a_metric_is_the_mean_of_its_seeds_and_their_range():
     first, second = metrics_figure(rows).axes
     np.testing.assert_array_equal(first.lines[0].get_xydata(), [[0, 2], [1, 2]])
     assert edges_of(first) == {0: (1, 3), 1: (2, 2)}
-    assert not second.collections and first.get_xlabel() == "step"
+    assert not second.collections and first.get_xlabel() == second.get_xlabel() == "step"
+    for ax in (first, second):
+        assert all(tick == round(tick) for tick in ax.get_xticks())
     rows += rows_of("a", [1.0, 2.0, 3.0])
     steps, values = by_step(rows, "b")  # of which the second seed and the last step have none
     assert values.shape == (1, 2, 1) and steps.tolist() == [0, 1]
@@ -33,6 +36,17 @@ def test_a_metric_is_logarithmic_above_two_decades_where_all_is_above_0():
     rows = [row for name, column in values.items() for row in rows_of(name, column)]
     scales = [ax.get_yscale() for ax in metrics_figure(rows).axes if ax.get_visible()]
     assert scales == ["log", "linear", "linear", "linear"]
+
+
+def test_panels_are_three_in_a_row_and_the_legend_of_layers_stands_below_them():
+    layers = np.arange(3.0)
+    fig = metrics_figure([{"step": 0, "a": layers, "b": 1.0, "c": layers, "d": 2.0}])
+    assert fig.axes[0].get_gridspec().get_geometry() == (2, 3)
+    assert tuple(fig.get_size_inches()) == pytest.approx((3 * 3.4, 2 * 2.5))
+    fig.draw_without_rendering()
+    (legend,) = fig.legends
+    lowest = min(ax.get_tightbbox().y0 for ax in fig.axes if ax.get_visible())
+    assert 0 <= legend.get_window_extent().y0 < legend.get_window_extent().y1 <= lowest
 
 
 def test_of_many_layers_eight_are_drawn_that_are_evenly_apart():

@@ -78,6 +78,7 @@ def test_panels_of_one_profile_differ_in_colour_and_profiles_keep_theirs_in_ever
     assert [ax.lines[0].get_color() for ax in rc.plot(one).axes] == [*figures.COLORS[:2]]
     for ax in rc.plot([one, one]).axes:
         assert [line.get_color() for line in ax.lines] == [*figures.COLORS[:2]]
+        assert all(tick == round(tick) for tick in ax.get_xticks())
 
 
 def test_several_profiles_share_a_scale_that_any_of_them_needs():

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import os
 
 import numpy as np
 import pytest
@@ -39,6 +40,9 @@ def test_tokenizer_files_agree(tmp_path):
     assert encoders.load_tokenizer(tmp_path, settings)(TEXTS[0]) == expected
     (tmp_path / "tokenizer.json").write_text("{}")
     is_refused(r"tokenizer\.json is not a tokenizer", encoders.load_tokenizer, tmp_path, settings)
+    os.truncate(tmp_path / "tokenizer.json", 100_000_001)
+    message = r"tokenizer\.json .*has 100000001 bytes, more than 100000000"
+    is_refused(message, encoders.load_tokenizer, tmp_path, settings)
     assert encoders.load_tokenizer(tmp_path / "empty", settings) is None
 
 

@@ -2,11 +2,17 @@
 
 import pytest
 
+from experiments.lab import list_experiments
+from experiments.reproducing import filling
 from experiments.reproducing.filling import (
+    PLACEHOLDER,
+    Texts,
     fill,
     find_missing,
     read_numbers,
     read_settings,
+    read_texts,
+    split_placeholder,
     write_minus,
     write_numbers,
 )
@@ -90,3 +96,21 @@ def test_what_no_table_has_is_named():
 )
 def test_a_minus_is_of_a_number_and_not_of_a_word(text, written):
     assert write_minus(text) == written
+
+
+def test_texts_are_those_of_the_file_by_experiment(tmp_path, monkeypatch):
+    first = 'result = "{x} “so”."\ntable = "| {y} |"\nsettings = ["2"]'
+    content = f'[run_a]\n{first}\n\n[run_b]\nresult = "b"'
+    (tmp_path / "results.toml").write_text(content, "utf-8")
+    with monkeypatch.context() as patch:
+        patch.setattr(filling, "TEXTS", tmp_path / "results.toml")
+        assert read_texts() == {
+            "run_a": Texts("{x} “so”.", "| {y} |", ["2"]),
+            "run_b": Texts("b"),
+        }
+    texts = read_texts()
+    assert texts.keys() == {*list_experiments()}
+    for text in texts.values():
+        for placeholder in PLACEHOLDER.findall(text.result + text.table):
+            form = split_placeholder(placeholder)[2].removeprefix("10^")
+            assert float(format(1.0, form).rstrip("%")) >= 1, placeholder

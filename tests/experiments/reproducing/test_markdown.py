@@ -4,6 +4,7 @@ import csv
 import io
 import re
 
+import numpy as np
 import pytest
 from PIL import Image
 from scipy import stats
@@ -11,6 +12,7 @@ from scipy import stats
 from experiments.reproducing import filling, markdown
 from experiments.reproducing.markdown import render_markdown, shrink_png
 from experiments.verdicts import STATEMENTS, Row, mean_row
+from experiments.verdicts.claims import Statement
 from experiments.verdicts.statement_page import Comparison, Section
 from rank_collapse.report.intervals import Interval
 
@@ -155,5 +157,27 @@ def test_a_figure_is_shrunk_to_a_palette_unless_that_is_larger():
     noise = make_png(Image.effect_noise((64, 64), 90).convert("RGB"))
     smaller = shrink_png(noise)
     assert len(smaller) < len(noise) and Image.open(io.BytesIO(smaller)).mode == "P"
+    shades = np.random.default_rng(0).integers(256, size=(64, 64))
+    colours = np.stack([shades, 255 - shades, shades // 2 + 60], axis=2)
+    png = shrink_png(make_png(Image.fromarray(colours.astype("uint8"))))
+    shrunk = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+    assert np.abs(shrunk.astype(int) - colours).max() < 12
+    pairs = {
+        (shade, *colour)
+        for shade, colour in zip(shades.flat, shrunk.reshape(-1, 3).tolist(), strict=True)
+    }
+    assert len(pairs) == len(set(shades.flat)) > 64  # equal colours stay equal: no dots
+    assert len({pair[1:] for pair in pairs}) == 64
     plain = make_png(Image.new("L", (1, 1)), optimize=True)
     assert shrink_png(plain) == plain and shrink_png(b"no image") == b"no image"
+
+
+def test_what_a_statement_claims_is_written_once_as_text_of_a_table(monkeypatch):
+    statement = Statement("Section 2", "It is [so] from -3 on.", "a [rate]\nof |x|", (-1.0, 2.0))
+    monkeypatch.setattr(markdown, "STATEMENTS", {"key": statement})
+    rows = [mean_row("key", setting, [0.5]) for setting in ("a", "b")]
+    head, rule, *lines = markdown._explain_statements(rows).split("\n")
+    assert (head, rule) == ("| statement | claim | measured |", "|---|---|---|")
+    (line,) = lines
+    claim = r"| key | It is \[so\] from −3 on. (Section 2) "
+    assert line == claim + r"| median over draws: a \[rate\] of \|x\| |"

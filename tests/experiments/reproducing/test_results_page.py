@@ -35,6 +35,10 @@ def test_results_as_markdown_are_of_one_preset(tmp_path, monkeypatch):
     sections.save_time(paper, "run_path_counts", ProcessResult(0, "", 12.34, 12.34), 1)
     with pytest.raises(ValueError, match="no table has: run_path_counts: many: of H=4"):
         results_page.write_markdown(paper, "reported", docs)
+    in_the_table = {"run_path_counts": Texts("Few.", "| {many: of H=5|.0f} |")}
+    monkeypatch.setattr(results_page, "read_texts", lambda: in_the_table)
+    with pytest.raises(ValueError, match="no table has: run_path_counts: many: of H=5"):
+        results_page.write_markdown(paper, "reported", docs)
     assert not docs.exists()
     mean = "{2 heads, 3 layers: mean path length|.1f}"
     texts = Texts(f"{mean} of 3.", f"| {mean} |")

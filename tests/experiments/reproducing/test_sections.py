@@ -1,9 +1,12 @@
 """Sections of several runs; times of runs that were damaged or interrupted."""
 
+import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from experiments import run_sort, verdicts
 from experiments.reproducing import sections
 from experiments.reproducing.running import ProcessResult
 from experiments.verdicts import Comparison, mean_row
@@ -83,7 +86,8 @@ def test_a_section_joins_the_runs_of_its_experiment(tmp_path, monkeypatch):
         sections.RunRecord(tmp_path / name, f"python {name}", f"1 s of {name}.", f"run {name}")
         for name in findings
     ]
-    broken = sections.RunRecord(tmp_path / "d", "python d", "2 s.", "", 2, "much\nerror: no luck")
+    output = "begin" + 1986 * "." + "\nerror: no luck"
+    broken = sections.RunRecord(tmp_path / "d", "python d", "2 s.", "", 2, output)
     section = sections.make_section("run_sort", [*records, broken])
     assert (section.name, section.title, section.claim) == ("run_sort", "Sorting", "It sorts.")
     assert (section.finding, section.picture) == ("The second.", b"paths of b")
@@ -97,4 +101,49 @@ def test_a_section_joins_the_runs_of_its_experiment(tmp_path, monkeypatch):
     assert [c.quantity for c in section.comparisons] == [f"run {name}: rate" for name in "abc"]
     assert section.command == "python a\npython b\npython c\npython d"
     assert section.details == "run a: 1 s of a. run b: 1 s of b. run c: 1 s of c. 2 s."
-    assert section.error == "RunError: exit code 2\nmuch\nerror: no luck"
+    assert section.error == f"RunError: exit code 2\n{output[-2000:]}"
+    assert section.error.endswith("..\nerror: no luck") and "begin" not in section.error
+
+
+def test_what_reading_a_run_prints_is_not_printed_again(tmp_path, monkeypatch, capsys):
+    def read(experiment, folder):
+        print("half way")
+        print("a warning", file=sys.stderr)
+        raise ValueError("no numbers")
+
+    monkeypatch.setattr(sections, "read_run", read)
+    record = sections.RunRecord(tmp_path, "python", "", "few")
+    section = sections.make_section("run_sort", [record])
+    assert section.error == "few: ValueError: no numbers\n"
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_run_that_adds_draws_has_a_budget_in_the_place_of_their_number():
+    arguments = ["--num_seeds=3", "--depth=2"]
+    for name, most in (("run_sort", "max_seeds"), ("run_sinks", "max_texts")):
+        others = [*arguments, "--num_texts=4"]
+        kept = [a for a in others if not a.startswith(f"--num_{most[4:]}=")]
+        budget = verdicts.PROTOCOL.budgets[name]
+        expected = [*kept, "--until=decided", f"--{most}={budget}"]
+        assert sections.until_decided(name, others) == expected and len(kept) == 2
+    assert "run_path_counts" not in verdicts.PROTOCOL.budgets
+    assert sections.until_decided("run_path_counts", arguments) == arguments
+
+
+def test_flags_of_an_experiment_are_those_of_its_last_run(monkeypatch):
+    """Values of an axis are a list; the flags of the experiment itself stay as they are."""
+    runs = {"few": "--depth=5 --num_seeds=3", "many": "--depth=2,4 --num_seeds=7"}
+    monkeypatch.setattr(
+        run_sort, "EXPERIMENT", replace(run_sort.EXPERIMENT, presets={"quick": runs})
+    )
+    before = {name: run_sort.FLAGS[name].value for name in run_sort.FLAGS}
+    values = sections.read_flag_values("run_sort", "quick")
+    assert values["depth"] == ["2", "4"] and values["num_seeds"] == 7
+    assert values.keys() == before.keys()
+    assert {name: run_sort.FLAGS[name].value for name in run_sort.FLAGS} == before
+
+
+def test_the_folder_of_the_times_is_made(tmp_path):
+    sections.save_time(tmp_path / "new" / "quick", "run_sort", ProcessResult(0, "", 3.0, 4.0), 1)
+    times = sections.read_times(tmp_path / "new" / "quick")["run_sort"]
+    assert (times["seconds"], times["cpu_seconds"]) == (3, 4)

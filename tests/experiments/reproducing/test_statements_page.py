@@ -1,12 +1,15 @@
 """Which run the rows of docs/statements.md say they are of."""
 
+import itertools
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from experiments.reproducing import statements_page
-from experiments.verdicts import claims, mean_row
+from experiments.verdicts import claims, make_row, mean_row
 from experiments.verdicts.claims import Statement
 from experiments.verdicts.statements import STATEMENTS
 
@@ -158,3 +161,73 @@ def test_a_number_without_an_answer_has_the_range_of_its_rows(rows, measured, mo
     rows = [{"estimate": estimate, "note": note} for estimate, note in rows]
     line = render_lines(rows, monkeypatch, test="tests/test_a.py::test_b")
     assert line == f"| (Section 1) It is so. | x: {measured} | `tests/test_a.py::test_b` |\n"
+
+
+def test_without_runs_the_page_is_written_anew_from_its_own_table(tmp_path):
+    docs = tmp_path / "docs"
+    (docs / "results").mkdir(parents=True)
+    key = next(key for key, statement in STATEMENTS.items() if statement.claimed)
+    row = {"statement": key, "setting": "a", "verdict": "within", "estimate": "1.5", "draws": "8"}
+    row |= {"experiment": "run_sort", "first_seed": "7", "commit": "c4" * 20, "note": ""}
+    table = ",".join(row) + "\n" + ",".join(row.values()) + "\n"
+    (docs / "results" / "statements.csv").write_text(table)
+    statements_page.write_page(docs)
+    assert (docs / "results" / "statements.csv").read_text() == table
+    assert "from commits: c4c4c4c4." in (docs / "statements.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("is_within", [True, False])
+def test_each_side_of_a_row_has_its_own_p(is_within):
+    """Of draws on one side all evidence is for this side, and none for the other."""
+    key, setting, *_ = find_statement_with_settings()
+    low, high = STATEMENTS[key].claimed
+    inside = low + 1.0 if np.isfinite(low) else high - 1.0
+    draws = [inside if is_within else 2 * (low if np.isfinite(low) else high) - inside] * 16
+    pair = make_row(key, setting, draws), {"experiment": "run_a"}
+    row = next(r for r in statements_page.judge_run_rows([pair]) if r["setting"] == setting)
+    small, large = ("p_within", "p_outside")[:: 1 if is_within else -1]
+    assert 0 < float(row[small]) < 0.01 and float(row[large]) == 1
+
+
+def test_a_statement_is_answered_where_all_its_experiments_were_run(monkeypatch):
+    """By the verdicts of its own rows; one without a range has no answer."""
+    both = Statement("1", "x", "x", (0.0, 1.0), experiments=("run_a", "run_b"))
+    statements = {"both": both, "one": replace(both, experiments=("run_a",))}
+    statements["none"] = replace(both, claimed=None, test="a")
+    monkeypatch.setattr(statements_page, "STATEMENTS", statements)
+
+    def answer(*rows):
+        names = ("statement", "experiment", "verdict")
+        return statements_page.answer_rows([dict(zip(names, row, strict=True)) for row in rows])
+
+    assert answer() == {"both": "not run", "one": "not run"}
+    rows = [("both", "run_a", "within"), ("one", "run_a", "outside")]
+    assert answer(*rows) == {"both": "not run", "one": "does not hold"}
+    rows += [("both", "run_b", "within"), ("none", "run_c", "")]
+    assert answer(*rows)["both"] == "holds"
+    rows += [("both", "", "not measured")]  # a setting that no run has
+    assert answer(*rows)["both"] == "open"
+    rows += [("both", "run_a", "outside"), ("both", "run_b", "undecided")]
+    assert answer(*rows) == {"both": "in some settings", "one": "does not hold"}
+    assert answer(*rows, ("both", "run_c", "within"))["both"] == "not run"  # of another register
+
+
+def test_every_row_has_an_answer_on_the_page_of_a_whole_run(monkeypatch):
+    """The sentence counts them by answer, and the page has a line for each statement."""
+    rows = [
+        {"statement": key, "experiment": name, "verdict": verdict, "draws": "8", "note": ""}
+        | {"first_seed": "3000", "commit": "d5" * 20, "estimate": "1.5"}
+        for (key, statement), verdict in zip(
+            STATEMENTS.items(), itertools.cycle(("within", "outside"))
+        )
+        for name in statement.experiments
+    ]
+    claimed = [statement for statement in STATEMENTS.values() if statement.claimed]
+    page = statements_page.render_page(rows)
+    lines = [line for line in page.splitlines() if line.startswith("| **")]
+    assert len(lines) == len(claimed) and not any("not run" in line for line in lines)
+    holds = sum("| **holds** " in line for line in lines)
+    fails = sum("| **does not hold** " in line for line in lines)
+    assert holds + fails == len(claimed) and min(holds, fails) > 5
+    sentence = f"The answers to the {len(claimed)} statements are: {holds} “holds”, {fails} “does"
+    assert sentence in page and "All rows are from one run, of commit d5d5d5d5, with" in page

@@ -1,5 +1,6 @@
 """What `reproduce` prints while experiments run."""
 
+import contextlib
 import csv
 import io
 import itertools
@@ -130,6 +131,11 @@ def test_after_a_line_there_is_a_silence_of_its_own(tmp_path, monkeypatch, capsy
         clock[0] = seconds * progress.SILENCE
         screen._draw()
         assert bool(capsys.readouterr().err) is is_drawn, seconds
+    clock[0] = 2.0 * progress.SILENCE
+    screen.say("1/2 run_join")  # which is a line, too
+    clock[0] = 2.5 * progress.SILENCE
+    screen._draw()
+    assert capsys.readouterr() == ("1/2 run_join\n", "")
 
 
 def test_a_terminal_gets_lines_that_are_redrawn(tmp_path, monkeypatch, capsys):
@@ -175,8 +181,54 @@ def test_a_line_stands_above_the_lines_of_the_running_experiments(tmp_path, monk
     monkeypatch.setattr(sys, "stdout", shown)
     monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.setattr(terminal.time, "monotonic", lambda: 0.0)
+    monkeypatch.setenv("COLUMNS", "36")
     screen = terminal.Screen({"run_sort": 1.0, "run_width": 1.0}, 2, tmp_path)
     screen._draw()
     lines = shown.getvalue()
+    assert lines.splitlines() == [
+        "  run_sort               starting",
+        "  run_width              starting",
+        "  0 of 2 runs in 00:00, about 00:01 left"[:35],  # else it would take two lines
+    ]
     screen.say("1/2 run_join")
     assert shown.getvalue() == f"{lines}\x1b[3A\x1b[J1/2 run_join\n{lines}"
+    (tmp_path / "run_sort").mkdir()
+    (tmp_path / "run_sort" / "log.txt").write_text("2026-11-29 01:02:03 training: 1 of 50 epochs\n")
+    screen._draw()
+    last = shown.getvalue().splitlines()[-3].removeprefix("\x1b[3A\x1b[J")
+    assert last == "  run_sort               training: 1 of 50"[:35]
+
+
+def test_a_terminal_is_drawn_often_and_its_lines_go_at_the_end(tmp_path, monkeypatch, capsys):
+    """Elsewhere a line comes after a silence."""
+    pauses = []
+
+    @contextlib.contextmanager
+    def repeat(draw, seconds):
+        pauses.append(seconds)
+        draw()
+        yield
+
+    monkeypatch.setattr(progress, "repeat_until_done", repeat)
+    clock = [7.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: clock[0])
+    for is_terminal in (False, True):
+        for stream in (sys.stdout, sys.stderr):
+            monkeypatch.setattr(stream, "isatty", lambda value=is_terminal: value)
+        with terminal.Screen({"run_sort": 1.0}, 1, tmp_path):
+            drawn = capsys.readouterr().err
+            assert ("run_sort" in drawn) == is_terminal
+        assert capsys.readouterr().err == ("\x1b[2A\x1b[J" if is_terminal else "")
+    assert pauses == [progress.SILENCE / 4, progress.REDRAWN]
+
+
+def test_a_run_begins_when_the_screen_does(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(progress, "repeat_until_done", lambda *arguments: contextlib.nullcontext())
+    with terminal.Screen({"a": 100.0, "b": 10.0}, 1, tmp_path) as screen:
+        clock[0] = 30.0
+        assert screen.seconds_left() == 80
+        screen.end("a", 0.0)  # of which nothing is learned; the second begins now
+        clock[0] = 34.0
+        assert screen.seconds_left() == 6
