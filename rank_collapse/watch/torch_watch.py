@@ -295,12 +295,17 @@ class Watch:
             runs: Runs of the step.
         """
         scalars: dict[str, dict[int, Any]] = {}
+        crossings: dict[int, str] = {}  # the cross-attention of each layer
         for run in runs:
             layer = _find_layer(run, runs)
             if layer not in self._layers:
                 self._layers.append(layer)
             number = self._layers.index(layer)
             if self._numbers and number not in self._numbers:
+                continue
+            if run.is_cross and crossings.setdefault(number, run.name) != run.name:
+                reason = f"its layer has another one: {crossings[number]} is measured"
+                self.notes.leave_out(run.name, "cross-attention", reason)
                 continue
             if run.products:
                 run.scalars |= self.notes.attempt(run.name, "weights", _combine_products, run) or {}

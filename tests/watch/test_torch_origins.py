@@ -189,6 +189,45 @@ def test_padding_of_the_queries_is_that_of_the_attention_before_in_the_same_call
     assert entropy == pytest.approx(expected, 1e-4), watched.describe()
 
 
+class TwoMemories(nn.Module):
+    """A block that attends to its tokens, and then to the tokens of two memories."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(
+            nn.MultiheadAttention(D, 1, batch_first=True, bias=False) for _ in range(3)
+        )
+
+    def forward(self, x, memories):
+        within, *across = self.parts
+        x = x + within(x, x, x)[0]
+        self.kept = []
+        for attention, memory in zip(across, memories, strict=True):
+            update, p = attention(x, memory, memory)
+            self.kept.append(p.detach())
+            x = x + update
+        return x
+
+
+def test_a_second_cross_attention_of_a_layer_has_a_reason():
+    torch.manual_seed(0)
+    blocks = [TwoMemories() for _ in range(2)]
+
+    def read_both(self, x, memories):
+        for block in self.attentions:
+            x = block(x, memories)
+        return x
+
+    memories = torch.randn(2, 2, 4, D)
+    row, watched = watch_step(Stack(read_both, *blocks), X, memories)
+    check_values(row["cross.attention_entropy"], [compute_entropy(b.kept[0]) for b in blocks])
+    assert len(row["attention_entropy"]) == 2
+    for i in range(2):
+        names = [f"attentions.{i}.parts.{part}" for part in (1, 2)]
+        reason = f"its layer has another one: {names[0]} is measured"
+        assert f"  {names[1]}: no cross-attention: {reason}" in watched.describe().splitlines()
+
+
 def call(origins, function, *args, **kwargs):
     """Calls a function of torch, and records where its result comes from."""
     result = function(*args, **kwargs)
