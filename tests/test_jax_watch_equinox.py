@@ -180,6 +180,15 @@ def test_functions_among_blocks_are_measured_by_the_tokens_they_read():
     reads = [X, 2 * X + 1, 6 * X + 3]
     np.testing.assert_array_equal(out, model(X))
     check_scalars(scalars, monitor_layers(reads, [None] * L))
+    out, scalars = jax_watch.equinox_monitored(
+        model,
+        X,
+        blocks=lambda m: [m.layers[0]],
+        call=lambda model, x, *, scale: scale * model.layers[0](y=x, x=2 * x, z=None),
+        scale=3.0,
+    )
+    np.testing.assert_array_equal(out, 3 * (4 * X + 1))
+    check_scalars(scalars, monitor_layers([X], [None]))  # of arguments by name the first
     single = Sequence([lambda x, y, z: x[0], lambda x, y, z: x])
     one, few = jax_watch.equinox_monitored(single, X[0], blocks=lambda m: m.layers)
     assert one.shape == (D,) and few["residual_ratio"].shape == (1,)
