@@ -62,6 +62,10 @@ def test_absent_biases_have_the_dtype_of_the_weights(dtype, x64):
     theirs = adapters.attention_to_linen(layer.replace(b_q=None, b_k=None, b_v=None, b_o=None))
     assert all("bias" in part for part in theirs.values())
     assert {a.dtype.name for a in jax.tree.leaves(theirs)} == {dtype}
+    bare = {name: {"kernel": part["kernel"]} for name, part in theirs.items()}
+    ours = adapters.attention_from_linen(bare)
+    assert ours.b_q.shape == (2, 3) and ours.b_o.shape == (6,)
+    assert {a.dtype.name for a in jax.tree.leaves(ours)} == {dtype}
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
@@ -139,6 +143,7 @@ def test_what_flax_cannot_hold_is_refused():
         (lambda: to_linen(biased, use_bias=False), "b_o is not zero"),
         (lambda: to_linen(heads(score="additive")), "additive or relative attention has no"),
         (lambda: to_linen(heads(position="relative_key")), "additive or relative attention has no"),
+        (lambda: to_linen(heads(qk_norm="head")), "with a RMSNorm have no counterpart"),
         (lambda: from_linen({"Dense_0": {}}), "not those of multi-head attention"),
         (lambda: from_linen({**to_linen(heads()), "query": {}}), "not those of multi-head"),
         *[

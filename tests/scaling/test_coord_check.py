@@ -139,7 +139,10 @@ def test_change_is_between_steps():
     check = rc.coord_check(network(POWERS), DEPTHS, steps=3)
     slopes = check.slopes()
     names = ["stream", "logits", "change", "branch", "residual_ratio", "cosine_distance"]
-    assert [one.quantity for one in slopes] == [*names, "query_gradient", "loss"]
+    names += ["query_gradient", "loss"]
+    assert [one.quantity for one in slopes] == names
+    first = [one.quantity for one in check.slopes(0)]  # a first step has no change
+    assert first == [name for name in names if name != "change"]
     change = slopes[2]
     assert change.slope == pytest.approx(0.25, abs=1e-6)
     assert np.isnan(check.values["change"][..., 0]).all()
@@ -308,6 +311,7 @@ def shrinking(depth, seed):
 @parametrize_refusals(
     [
         (lambda: rc.coord_check(network(POWERS), (2, 2)), r"depths=\(2, 2\)"),
+        (lambda: rc.coord_check(network(POWERS), (2, 4, 2)), r"depths=\(2, 4, 2\) must have"),
         (lambda: rc.coord_check(network(POWERS), DEPTHS, (4,)), r"widths=\(4,\)"),
         (lambda: rc.coord_check(network(POWERS), (0, 2)), r"depths=0\.0 is not in"),
         (lambda: rc.coord_check(network(POWERS), DEPTHS, (4, -8)), r"widths=-8\.0 is not in"),
