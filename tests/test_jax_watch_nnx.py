@@ -170,5 +170,9 @@ def test_tokens_are_at_least_two_rows_of_floats():
 
 
 def test_attention_is_known_by_the_name_of_its_class():
-    for name, is_attention in (("SelfAttn", True), ("MultiHeadAttention", True), ("Tension", False)):
+    for name, is_attention in (
+        ("SelfAttn", True),
+        ("MultiHeadAttention", True),
+        ("Tension", False),
+    ):
         assert jax_watch.is_attention(type(name, (), {})()) == is_attention

@@ -126,7 +126,11 @@ ONE, INDEX = np.ones(1, int), np.zeros(N, int)
         ({"embedding": BARE}, {"positions": INDEX}, "positions are given, but this network does"),
         ({"embedding": BARE}, {"segments": INDEX}, "segments are given, but this network does not"),
         ({"embedding": TABLES}, {"x": X, "positions": INDEX}, "positions are given, but this net"),
-        ({"embedding": TABLES}, {"x": X, "segments": INDEX}, "segments are given, but this network"),
+        (
+            {"embedding": TABLES},
+            {"x": X, "segments": INDEX},
+            "segments are given, but this network",
+        ),
         ({}, {"positions": np.ones(N, int)}, "positions are given, but this network does not use"),
         ({"cross_attention": True}, {}, "cross_attention=True needs a memory"),
         ({}, {"memory_mask": np.ones(N, bool)}, "cross_attention=False"),

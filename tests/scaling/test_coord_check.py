@@ -179,7 +179,9 @@ def test_curves_of_several_networks_share_a_panel():
     """A logarithmic one, where any of them has numbers above 0; its label is broken into lines."""
     zero, one = np.zeros((2, 1, 3)), np.ones((2, 1, 3))
     curves = {"a": {"linearisation": zero, "own": one}, "b": {"linearisation": one, "own": zero}}
-    figure = coord_check.coordinates_figure(curves, (2, 8), {"linearisation": "far from a line " * 2})
+    figure = coord_check.coordinates_figure(
+        curves, (2, 8), {"linearisation": "far from a line " * 2}
+    )
     labels = ["far from a line far\nfrom a line", "own"]
     assert [ax.get_ylabel() for ax in figure.axes] == labels
     assert [ax.get_yscale() for ax in figure.axes] == ["log", "log"]
