@@ -162,20 +162,25 @@ class Block(nn.Module):
 
 class Model(nn.Module):
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x, scale=1.0):
         for i in range(12):
             x = Block(name=f"block_{i}")(x)
-        return x.mean(axis=-2)
+        return self.average(x, scale)
+
+    def average(self, x, scale):
+        return scale * x.mean(axis=-2)
 
 
 def test_outputs_of_a_linen_model():
     x = draws.normal(2, N, D)
     variables = fill_leaves(jax.eval_shape(Model().init, jax.random.key(1), x))
-    outputs = adapters.linen_intermediates(Model(), variables, x)
+    outputs = adapters.linen_intermediates(Model(), variables, x, scale=3.0)
+    assert "__call__" in outputs and "average" not in outputs
     blocks = {name: h for name, h in outputs.items() if re.search(r"^block_\d+/__call__", name)}
     assert list(blocks) == [f"block_{i}/__call__" for i in range(12)]
     mask = jnp.array([[True] * N, [True] * 3 + [False] * 2])
     last = blocks["block_11/__call__"]
+    np.testing.assert_allclose(outputs["__call__"], 3 * last.mean(axis=-2), rtol=1e-5)
     np.testing.assert_allclose(
         rc.profile(list(blocks.values()), mask=mask)["residual_ratio"][-1],
         [residual_ratio(last[0]), residual_ratio(last[1, :3])],
@@ -198,15 +203,16 @@ class NNXModel(nnx.Module):
     def __init__(self, rngs):
         self.blocks = nnx.List([NNXBlock(rngs) for _ in range(3)])
 
-    def __call__(self, x):
+    def __call__(self, x, scale=1.0):
         for block in self.blocks:
             x = block(x)
-        return x
+        return scale * x
 
 
 def test_outputs_of_an_nnx_model():
     model = NNXModel(nnx.Rngs(0))
-    x, outputs = X, adapters.nnx_intermediates(model, X)
+    x, outputs = X, adapters.nnx_intermediates(model, X, scale=3.0)
+    np.testing.assert_allclose(outputs["__call__"], 3 * outputs["blocks/2/__call__"], rtol=1e-6)
     states = [h for name, h in outputs.items() if re.search(r"^blocks/\d+/__call__", name)]
     assert len(states) == 3
     for i, state in enumerate(states):
