@@ -119,7 +119,10 @@ def test_linen_scan_and_collections_of_ones_own():
 class ExampleBlock(nn.Module):
     @nn.compact
     def __call__(self, x):
-        return x + nn.MultiHeadDotProductAttention(H, name="attention")(nn.LayerNorm()(x))
+        attention = nn.MultiHeadDotProductAttention(H, name="attention")
+        before, out = attention.attention_fn, attention(nn.LayerNorm()(x))
+        assert attention.attention_fn is before  # it was replaced for the call alone
+        return x + out
 
 
 class VmappedStack(nn.Module):
