@@ -96,6 +96,7 @@ def embed(x):
         (lambda: layers.apply_norm(None, tokens(), "batch"), "norm='batch'"),
         (lambda: layers.get_activation("maxout"), "mlp='maxout'"),
         (lambda: rc.EmbeddingConfig(vocab_size=3, d_input=2), "vocab_size=3 and d_input=2"),
+        (lambda: rc.EmbeddingConfig(), "one of vocab_size=0 and d_input=0 must be positive"),
         (lambda: rc.EmbeddingConfig(vocab_size=3, projection="twice"), "projection='twice'"),
         (lambda: init_embedding(jax.random.key(0), FEW, 5), "d_embed=4 is not d_model=5"),
         (lambda: embed(jnp.array([0, 1, 2])), "3 tokens are more than num_positions=2"),
