@@ -110,4 +110,4 @@ def format_one_line(error: object, max_length: int = 1000) -> str:
 
 def split_numbers(name: str) -> list[tuple]:
     """Return a key that sorts block_2 before block_10."""
-    return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in re.split(r"(\d+)", name)]
+    return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in re.split(r"(\d+)", name)]

@@ -62,6 +62,10 @@ def test_absent_biases_have_the_dtype_of_the_weights(dtype, x64):
     theirs = adapters.attention_to_linen(layer.replace(b_q=None, b_k=None, b_v=None, b_o=None))
     assert all("bias" in part for part in theirs.values())
     assert {a.dtype.name for a in jax.tree.leaves(theirs)} == {dtype}
+    bare = {name: {"kernel": part["kernel"]} for name, part in theirs.items()}
+    ours = adapters.attention_from_linen(bare)
+    assert ours.b_q.shape == (2, 3) and ours.b_o.shape == (6,)
+    assert {a.dtype.name for a in jax.tree.leaves(ours)} == {dtype}
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
@@ -140,6 +144,7 @@ def test_what_flax_cannot_hold_is_refused():
         (lambda: to_linen(biased, use_bias=False), "b_o is not zero"),
         (lambda: to_linen(heads(score="additive")), "additive or relative attention has no"),
         (lambda: to_linen(heads(position="relative_key")), "additive or relative attention has no"),
+        (lambda: to_linen(heads(qk_norm="head")), "with a RMSNorm have no counterpart"),
         (lambda: from_linen({"Dense_0": {}}), "not those of multi-head attention"),
         (lambda: from_linen({**to_linen(heads()), "query": {}}), "not those of multi-head"),
         *[
@@ -158,20 +163,25 @@ class Block(nn.Module):
 
 class Model(nn.Module):
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x, scale=1.0):
         for i in range(12):
             x = Block(name=f"block_{i}")(x)
-        return x.mean(axis=-2)
+        return self.average(x, scale)
+
+    def average(self, x, scale):
+        return scale * x.mean(axis=-2)
 
 
 def test_outputs_of_a_linen_model():
     x = draws.normal(2, N, D)
     variables = fill_leaves(jax.eval_shape(Model().init, jax.random.key(1), x))
-    outputs = adapters.linen_intermediates(Model(), variables, x)
+    outputs = adapters.linen_intermediates(Model(), variables, x, scale=3.0)
+    assert "__call__" in outputs and "average" not in outputs
     blocks = {name: h for name, h in outputs.items() if re.search(r"^block_\d+/__call__", name)}
     assert list(blocks) == [f"block_{i}/__call__" for i in range(12)]
     mask = jnp.array([[True] * N, [True] * 3 + [False] * 2])
     last = blocks["block_11/__call__"]
+    np.testing.assert_allclose(outputs["__call__"], 3 * last.mean(axis=-2), rtol=1e-5)
     np.testing.assert_allclose(
         rc.profile(list(blocks.values()), mask=mask)["residual_ratio"][-1],
         [residual_ratio(last[0]), residual_ratio(last[1, :3])],
@@ -194,15 +204,16 @@ class NNXModel(nnx.Module):
     def __init__(self, rngs):
         self.blocks = nnx.List([NNXBlock(rngs) for _ in range(3)])
 
-    def __call__(self, x):
+    def __call__(self, x, scale=1.0):
         for block in self.blocks:
             x = block(x)
-        return x
+        return scale * x
 
 
 def test_outputs_of_an_nnx_model():
     model = NNXModel(nnx.Rngs(0))
-    x, outputs = X, adapters.nnx_intermediates(model, X)
+    x, outputs = X, adapters.nnx_intermediates(model, X, scale=3.0)
+    np.testing.assert_allclose(outputs["__call__"], 3 * outputs["blocks/2/__call__"], rtol=1e-6)
     states = [h for name, h in outputs.items() if re.search(r"^blocks/\d+/__call__", name)]
     assert len(states) == 3
     for i, state in enumerate(states):

@@ -120,7 +120,10 @@ def test_linen_scan_and_collections_of_ones_own():
 class ExampleBlock(nn.Module):
     @nn.compact
     def __call__(self, x):
-        return x + nn.MultiHeadDotProductAttention(H, name="attention")(nn.LayerNorm()(x))
+        attention = nn.MultiHeadDotProductAttention(H, name="attention")
+        before, out = attention.attention_fn, attention(nn.LayerNorm()(x))
+        assert attention.attention_fn is before  # it was replaced for the call alone
+        return x + out
 
 
 class VmappedStack(nn.Module):
@@ -188,12 +191,15 @@ def test_blocks_that_are_none_are_refused():
 
 
 class Counted(nn.Module):
-    """A layer that counts its calls, in a collection of its own."""
+    """A layer that counts its calls, in a collection of its own; another method is no call."""
 
     @nn.compact
     def __call__(self, x):
         count = self.variable("counts", "calls", lambda: jnp.zeros(()))
         count.value += 1
+        return self.double(x + 1)
+
+    def double(self, x):
         return 2 * x
 
 
@@ -207,6 +213,6 @@ def test_collections_that_a_linen_model_changes_are_returned():
         measure=lambda x, weights: {"first": x[0, 0]},
         mutable=["counts"],
     )
-    np.testing.assert_array_equal(out, 2 * X)
+    np.testing.assert_array_equal(out, 2 * (X + 1))
     assert state["counts"]["calls"] == 4
     np.testing.assert_array_equal(scalars["first"], [X[0, 0]])

@@ -168,6 +168,31 @@ def test_stacked_layers_in_a_scan_are_layers():
     np.testing.assert_allclose(scalars["first"], X[0, 0, 0] * np.array([1, 2, 6]), rtol=1e-6)
 
 
+def test_a_block_that_the_model_compiles_is_compiled_once():
+    """Its class is part of what was compiled, so a second call needs the same one."""
+    eqx, traced = pytest.importorskip("equinox"), []
+
+    class Scale(eqx.Module):
+        factor: jax.Array
+
+        def __call__(self, x):
+            traced.append(type(self).__qualname__)
+            return self.factor * x
+
+    run, model = eqx.filter_jit(lambda block, x: block(x)), [Scale(jnp.float32(2))]
+    for _ in range(2):
+        out, scalars = jax_watch.equinox_monitored(
+            model,
+            X,
+            blocks=lambda m: [m[0]],
+            call=lambda m, x: run(m[0], x),
+            measure=lambda x, weights: {"first": x[0, 0, 0]},
+        )
+        np.testing.assert_array_equal(out, 2 * X)
+        assert scalars["first"] == X[0, 0, 0]
+    assert traced == [Scale.__qualname__]
+
+
 def test_functions_among_blocks_are_measured_by_the_tokens_they_read():
     """Each by its first argument that is tokens; what reads none is not measured."""
     pytest.importorskip("equinox")
@@ -182,6 +207,15 @@ def test_functions_among_blocks_are_measured_by_the_tokens_they_read():
     reads = [X, 2 * X + 1, 6 * X + 3]
     np.testing.assert_array_equal(out, model(X))
     check_scalars(scalars, monitor_layers(reads, [None] * L))
+    out, scalars = jax_watch.equinox_monitored(
+        model,
+        X,
+        blocks=lambda m: [m.layers[0]],
+        call=lambda model, x, *, scale: scale * model.layers[0](y=x, x=2 * x, z=None),
+        scale=3.0,
+    )
+    np.testing.assert_array_equal(out, 3 * (4 * X + 1))
+    check_scalars(scalars, monitor_layers([X], [None]))  # of arguments by name the first
     single = Sequence([lambda x, y, z: x[0], lambda x, y, z: x])
     one, few = jax_watch.equinox_monitored(single, X[0], blocks=lambda m: m.layers)
     assert one.shape == (D,) and few["residual_ratio"].shape == (1,)

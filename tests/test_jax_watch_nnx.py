@@ -145,8 +145,8 @@ class Mixers(nnx.Module):
     def __init__(self):
         self.mean, self.shift = Mean(), Shift()
 
-    def __call__(self, x):
-        return self.shift(self.mean("train", x))
+    def __call__(self, x, *, scale):
+        return scale * self.shift(x=self.mean("train", x))
 
 
 def test_modules_of_every_class_that_is_selected_are_measured():
@@ -155,9 +155,10 @@ def test_modules_of_every_class_that_is_selected_are_measured():
         X,
         select=lambda module: isinstance(module, Mean | Shift),
         measure=lambda x, weights: {"first": x[0, 0], "has_weights": weights is not None},
+        scale=3.0,
     )
     mixed = X + X.mean(axis=-2, keepdims=True)
-    np.testing.assert_allclose(out, np.roll(mixed, 1, axis=-2), rtol=1e-6)
+    np.testing.assert_allclose(out, 3 * np.roll(mixed, 1, axis=-2), rtol=1e-6)
     np.testing.assert_allclose(scalars["first"], [X[0, 0], mixed[0, 0]], rtol=1e-6)
     assert not scalars["has_weights"].any()
 
@@ -167,3 +168,13 @@ def test_tokens_are_at_least_two_rows_of_floats():
         assert not jax_watch._are_tokens(a)
     assert not jax_watch._are_tokens(jnp.ones((4, 1, 3)))
     assert jax_watch._are_tokens(jnp.ones((2, 3))) and jax_watch._are_tokens(jnp.ones((1, 2, 1)))
+    assert jax_watch._are_tokens(jnp.ones((2, 3), jnp.bfloat16))
+
+
+def test_attention_is_known_by_the_name_of_its_class():
+    for name, is_attention in (
+        ("SelfAttn", True),
+        ("MultiHeadAttention", True),
+        ("Tension", False),
+    ):
+        assert jax_watch.is_attention(type(name, (), {})()) == is_attention

@@ -1,8 +1,10 @@
 """What others wrote reaches the terminal and a table as text, never as a command or a formula."""
 
+import io
 import sys
 import warnings
 
+import numpy as np
 import pytest
 
 from rank_collapse import printed
@@ -29,10 +31,32 @@ def test_a_warning_is_one_line_without_its_source(capsys):
         try:
             printed.show_warnings_in_lines()
             warnings.warn("divide by\nzero \x1b[31m", RuntimeWarning, stacklevel=1)
-            warnings.warn("old", DeprecationWarning, stacklevel=1)
+            for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning):
+                warnings.warn("old", category, stacklevel=1)
+            warnings.warn(301 * "x", UserWarning, stacklevel=1)
         finally:
             warnings.showwarning = shown
-    assert capsys.readouterr().err == "warning: divide by zero \\x1b[31m\n"
+    assert capsys.readouterr().err == (
+        f"warning: divide by zero \\x1b[31m\nwarning: {299 * 'x'}…\n"
+    )
+
+
+def test_lines_are_seen_at_once_where_this_is_asked_for():
+    class Stream(io.StringIO):
+        flushed = 0
+
+        def flush(self):
+            self.flushed += 1
+
+    later, at_once = Stream(), Stream()
+    printed.print_lines("a", file=later)
+    printed.print_lines("a", file=at_once, flush=True)
+    assert (later.flushed, at_once.flushed) == (0, 1)
+
+
+def test_names_are_sorted_by_the_numbers_in_them():
+    names = ["block_2", "block_10", "block_10b", "block_x", "x²", "²", "1²"]
+    assert sorted(names, key=printed.split_numbers) == ["1²", *names[:4], "x²", "²"]
 
 
 @pytest.mark.parametrize(
@@ -54,6 +78,8 @@ def test_a_value_is_quoted_in_one_line_that_says_how_much_is_left_out():
     for length, expected in ((98, f"'{98 * 'x'}'"), (99, f"'{79 * 'x'}… (101 characters)")):
         assert printed.quote_value(length * "x") == expected
     assert printed.quote_value("xyz" * 9, 25) == "'xyzx… (29 characters)"
+    matrix = np.eye(2)  # whose text has two lines
+    assert printed.quote_value(matrix) == "array([[1., 0.], [0., 1.]])"
     assert printed.format_one_line(ValueError("a\n b"), 3) == "a b"
     assert printed.format_one_line(ValueError(" "), 3) == "Va…"
 

@@ -33,7 +33,12 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, kind, function):
     else:
         path.symlink_to(tmp_path / "pipe" if "pipe" in kind else "/dev/zero")
     reason = "not a regular file|is a link|Is a directory"
+    number = os.open("/dev/null", os.O_RDONLY)  # the next free one, once it is closed
+    os.close(number)
     is_refused(f"({reason}): '{re.escape(str(path))}'$", function, path, error=OSError)
+    again = os.open("/dev/null", os.O_RDONLY)
+    os.close(again)
+    assert again == number  # nothing stayed open
 
 
 def test_a_file_is_written_where_it_is_and_through_no_link(tmp_path):
@@ -45,6 +50,8 @@ def test_a_file_is_written_where_it_is_and_through_no_link(tmp_path):
         file.seek(0)
         file.write(b"TWO")
     assert (tmp_path / "log").read_bytes() == b"TWOtwo"
+    (tmp_path / "plain").touch()  # as others of the user are made
+    assert (tmp_path / "log").stat().st_mode == (tmp_path / "plain").stat().st_mode
     with open_in_place(tmp_path / "log", os.O_SYNC) as file:  # not at its end
         assert file.read() == b"TWOtwo"
     with open_in_place(tmp_path / "log", os.O_TRUNC) as file:

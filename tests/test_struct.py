@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.struct import check_numbers, check_whole
+from rank_collapse.struct import check_choice, check_numbers, check_whole, find_nearest
 from tests.oracles import draws
 from tests.support.refusals import is_refused
 
@@ -105,6 +105,26 @@ def test_sizes_and_scales_are_named():
     call = (draws.parameters(config), np.ones((3, 4)), config)
     for value in (-1, 1.5):
         is_refused(f"replicas={value}", rc.log_residual_profile, *call, replicas=value)
+
+
+def test_at_most_three_names_that_resemble_a_value_are_given_in_their_order():
+    names = ("taken", "make", "taken_1", "tokens", "bake", 3)
+    assert find_nearest("taken_2", names) == ["taken", "taken_1", "tokens"]
+    assert find_nearest("nothing", names) == []
+    message = r"place 'mkae' is not one of \('make', 'b'\) of this; nearest: 'make'$"
+    is_refused(message, check_choice, "place 'mkae'", "mkae", ("make", "b"), " of this")
+
+
+def test_of_a_struct_arrays_are_printed_by_their_form_and_absent_parts_are_not():
+    norm = rc.network.NormParams(gain=np.ones((2, 3), np.float32))
+    assert repr(norm) == "NormParams(gain=float32[2, 3])"
+    assert repr(norm.replace(bias=jnp.zeros(3, jnp.bfloat16))).endswith("bias=bfloat16[3])")
+    assert repr(rc.Gains(attention=2.0, mlp=np.float32(1))).startswith("Gains(attention=2.0, cross")
+    is_refused("NormParams.gian is not one of .*nearest: 'gain'", norm.replace, gian=1)
+    message = "NormParams has no 'scale'; its fields are gain, bias"
+    with pytest.raises(AttributeError, match=message) as error:
+        _ = norm.scale
+    assert error.value.name == "scale" and error.value.obj is norm
 
 
 @pytest.mark.parametrize("value", ["1", None, [1.0, None]])

@@ -14,6 +14,7 @@ FORMS = {
     "sandwich": {"norm_placement": "sandwich"},
     "branch": {"norm_placement": "branch"},
     "gain": {"branch_gain": 0.3},
+    "learned gain": {"branch_gain": 2.0, "learned_branch_gain": 0.5, "learned_per_feature": True},
     "shared": {"norm_placement": "sandwich", "layer_map": (0, 1, 0)},
     "attention alone": {"norm_placement": "sandwich", "mlp": "none"},
 }
@@ -50,13 +51,18 @@ def test_of_a_decoder_the_branches_of_attention_and_mlp_are_added():
     assert_close(added["mlp_branch"], 0.3 * trace.mlp_branch, atol=1e-6)
 
 
-def test_a_batch_has_the_axes_of_its_trace():
+@pytest.mark.parametrize("layer_axis", [0, 1])
+def test_a_batch_has_the_axes_of_its_trace(layer_axis):
+    """Layers come first from `apply_batch`, and examples from vmap."""
     config, params = make_network("sandwich")
     x = draws.normal(4, 5, 8)
-    trace = rc.network.apply_batch(params, x, config)
+    if layer_axis == 0:
+        trace = rc.network.apply_batch(params, x, config)
+    else:
+        trace = jax.vmap(lambda x: rc.apply(params, x, config))(x)
     added = rc.network.compute_added_branches(trace, params, config)
-    hidden = np.asarray(trace.hidden)
-    assert_close(sum(map(np.asarray, added.values())), hidden[1:] - hidden[:-1], atol=2e-6)
+    steps = np.diff(np.asarray(trace.hidden), axis=layer_axis)
+    assert_close(sum(map(np.asarray, added.values())), steps, atol=2e-6)
 
 
 def test_a_trace_is_recorded_as_the_function_is(tmp_path):

@@ -138,6 +138,9 @@ def test_gains_that_are_trained_start_as_published():
     ):
         fixed_config = rc.design(network(), name, learned=False)
         assert getattr(fixed_config, gain) == value and not init_gains(fixed_config)
+        assert not fixed_config.learned_per_feature
+    unprofiled = rc.design(network(), "admin", learned=False)
+    assert unprofiled == network(skip_gain=Unprofiled())
     gains = init_gains(network(learned_skip_gain=rc.Gains(attention=2.0, mlp=3.0)))
     skips = [gains[f"{kind}_gains"].skip for kind in ("attention", "mlp")]
     np.testing.assert_array_equal(skips, [[2, 2, 2], [3, 3, 3]])

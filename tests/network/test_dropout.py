@@ -47,6 +47,15 @@ def test_kept_entries_are_scaled_and_the_limits_hold():
     np.testing.assert_array_equal(dropout.dropout(jax.random.key(1), x, 1.0), 0)
 
 
+def test_low_precision_keeps_the_entries_of_float32_and_its_own_dtype():
+    """In bfloat16 a rate of 0.3 is 0.301, which would drop 16 more of 20,000."""
+    words, x = np.array([5, 6], np.uint32), jnp.ones(20000)
+    full = dropout.dropout(jnp.array(words), x, 0.3)
+    half = dropout.dropout(jnp.array(words), x.astype(jnp.bfloat16), 0.3)
+    assert half.dtype == jnp.bfloat16 and full.dtype == jnp.float32
+    np.testing.assert_array_equal(np.asarray(half) == 0, np.asarray(full) == 0)
+
+
 @pytest.mark.full
 def test_a_key_decides_alike_alone_and_under_vmap_and_in_any_dtype():
     keys = jax.random.split(jax.random.key(2), 4)

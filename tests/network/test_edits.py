@@ -313,3 +313,12 @@ def test_an_edit_refers_to_the_values_of_its_call():
         edits = trace_edits({"weights": scale}, config, 3, 3, jnp.float32)
         results.append(float(np.unique(edits["weights"](value, 0))[0]))
     assert results == [2.0, 5.0]
+
+
+def test_an_edit_computes_in_the_dtype_of_its_pass_and_keeps_that_of_the_value():
+    """Of a value of bfloat16, in which 1 + 2⁻⁹ is 1."""
+    config = rc.san(1, 2, 4)
+    for fn, expected in ((lambda v, layer: v + 2**-9 - 1, 2**-9), (lambda v, layer: v > 0, 1)):
+        edit = trace_edits({"weights": fn}, config, 3, 3, jnp.float32)["weights"]
+        edited = edit(jnp.ones((2, 3, 3), jnp.bfloat16), 0)
+        assert edited.dtype == jnp.bfloat16 and np.all(edited == expected)

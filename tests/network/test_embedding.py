@@ -9,7 +9,7 @@ import pytest
 from scipy import special
 
 import rank_collapse as rc
-from rank_collapse.network.embedding import init_embedding
+from rank_collapse.network.embedding import init_embedding, sinusoidal_positions
 from tests.oracles import draws
 from tests.support.closeness import assert_close
 
@@ -53,6 +53,9 @@ def test_sines_of_positions_are_added_as_vaswani_et_al_have_them(x64):
         expected = params.tokens[jnp.array(ids)] + np.hstack([np.sin(angles), np.cos(angles)])
         states = rc.network.embed(params, jnp.array(ids), config, positions=used)
         assert_close(states, expected, rtol=1e-9)
+    angles = np.outer([0, 2, 7], 10000.0 ** -(np.array([0, 2, 4]) / 5))
+    odd = sinusoidal_positions(jnp.array([0.0, 2, 7]), 5)  # a sine more than cosines
+    assert_close(odd, np.hstack([np.sin(angles), np.cos(angles[:, :2])]), rtol=1e-9)
 
 
 def test_vectors_with_a_hidden_layer_and_class_token(x64):

@@ -70,6 +70,9 @@ def test_masks_and_biases_have_at_most_the_axes_of_scores():
     for sizes in ((1, 2, 3, 4), (1, 1, 1, 4), (3, 3, 4), (2, 4), (2, 3, 3)):
         is_refused(r"bias of shape \(", check_bias, np.zeros(sizes), shape)
         is_refused(r"mask of shape \(", check_mask, np.ones(sizes, bool), shape, "mask")
+    for sizes in ((), (1,), (3, 1), (2, 3, 1)):  # a mask has an entry for each key
+        assert check_bias(np.zeros(sizes), shape).ndim == 3
+        is_refused(r"mask of shape \(", check_mask, np.ones(sizes, bool), shape, "mask")
 
 
 TEXT = {"embedding": rc.EmbeddingConfig(vocab_size=11, d_embed=D)}
@@ -100,9 +103,10 @@ def test_inputs_of_no_use_and_token_ids_outside_the_vocabulary_are_refused(argum
 TABLES = rc.EmbeddingConfig(
     vocab_size=11, d_embed=D, positions="learned", num_positions=9, num_segments=2
 )
+BARE = rc.EmbeddingConfig(vocab_size=11, d_embed=D)
 
 
-ONE = np.ones(1, int)
+ONE, INDEX = np.ones(1, int), np.zeros(N, int)
 
 
 @parametrize_refusals(
@@ -119,6 +123,14 @@ ONE = np.ones(1, int)
         ({"embedding": TABLES}, {"positions": np.ones(N)}, "positions of dtype .* not integers"),
         ({"embedding": TABLES}, {"segments": np.ones(N)}, "segments of dtype .* not integers"),
         ({}, {"segments": np.ones(N, int)}, "segments are given, but this network does not use"),
+        ({"embedding": BARE}, {"positions": INDEX}, "positions are given, but this network does"),
+        ({"embedding": BARE}, {"segments": INDEX}, "segments are given, but this network does not"),
+        ({"embedding": TABLES}, {"x": X, "positions": INDEX}, "positions are given, but this net"),
+        (
+            {"embedding": TABLES},
+            {"x": X, "segments": INDEX},
+            "segments are given, but this network",
+        ),
         ({}, {"positions": np.ones(N, int)}, "positions are given, but this network does not use"),
         ({"cross_attention": True}, {}, "cross_attention=True needs a memory"),
         ({}, {"memory_mask": np.ones(N, bool)}, "cross_attention=False"),
@@ -137,8 +149,8 @@ def test_what_would_be_broadcast_to_all_tokens_or_heads_is_refused(arguments, me
 
 
 def apply_to_tokens(config, inputs):
-    x = np.arange(N) if config.embedding else X
-    return rc.apply(draws.parameters(config, 1), x, config, **inputs)
+    inputs = {"x": np.arange(N) if config.embedding else X} | inputs
+    return rc.apply(draws.parameters(config, 1), config=config, **inputs)
 
 
 @pytest.mark.parametrize(("d_input", "is_read"), [(8, True), (3, False)])

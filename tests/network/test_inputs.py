@@ -215,6 +215,17 @@ def test_missing_biases_are_zeros_of_the_shape_and_precision_of_their_part():
     np.testing.assert_array_equal(layers.cross.b_k, params.layers.cross.b_k)
 
 
+def test_grouped_keys_and_values_of_a_memory_are_those_of_each_head():
+    config = rc.transformer(2, 4, D, d_ff=6, cross_attention=True)
+    params = draws.parameters(config)
+    few = {name: getattr(params.layers.cross, name)[:, ::2] for name in ("w_k", "b_k", "w_v")}
+    grouped = draws.changed(params, cross=few | {"b_v": None})
+    cross = prepare_inputs(grouped, X, config, memory=X)[0].layers.cross
+    for name, array in few.items():
+        np.testing.assert_array_equal(getattr(cross, name), np.repeat(array, 2, axis=1))
+    assert cross.b_v.shape == (2, 4, 2) and not cross.b_v.any()
+
+
 @pytest.mark.full
 def test_the_context_has_what_the_config_says():
     """Of 7 tokens and two heads: masks, biases, positions and the cap of scores, by loops."""

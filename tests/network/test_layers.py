@@ -45,6 +45,17 @@ def test_an_activation_is_its_argument_times_its_gate(name, x64):
     assert_close(gates[-1], jax.grad(fn)(0.0), rtol=1e-12, atol=1e-14)
 
 
+def test_a_function_of_the_caller_has_its_quotient_as_gate_and_its_slope_at_zero(x64):
+    """Where it is not 0 at 0 there is no gate."""
+    z = jnp.array([-2.0, 0.0, 3.0])
+    fn, gate = layers.get_activation(lambda z: jnp.expm1(2 * z))
+    np.testing.assert_allclose(gate(z), [np.expm1(-4) / -2, 2, np.expm1(6) / 3], rtol=1e-12)
+    np.testing.assert_allclose(fn(z), np.expm1(2 * np.asarray(z)), rtol=1e-12)
+    assert np.isfinite(jax.grad(lambda z: gate(z).sum())(z)).all()
+    shifted = layers.get_activation(lambda z: jnp.exp(z)).gate(z)
+    assert np.isnan(shifted).tolist() == [False, True, False]
+
+
 @pytest.mark.parametrize("kind", [k for k in layers.MLP_KINDS if k != "none"])
 def test_mlp_matches_numpy(kind, x64):
     assert ("none", *layers.ACTIVATIONS, *layers.GATED) == layers.MLP_KINDS
@@ -85,6 +96,7 @@ def embed(x):
         (lambda: layers.apply_norm(None, tokens(), "batch"), "norm='batch'"),
         (lambda: layers.get_activation("maxout"), "mlp='maxout'"),
         (lambda: rc.EmbeddingConfig(vocab_size=3, d_input=2), "vocab_size=3 and d_input=2"),
+        (lambda: rc.EmbeddingConfig(), "one of vocab_size=0 and d_input=0 must be positive"),
         (lambda: rc.EmbeddingConfig(vocab_size=3, projection="twice"), "projection='twice'"),
         (lambda: init_embedding(jax.random.key(0), FEW, 5), "d_embed=4 is not d_model=5"),
         (lambda: embed(jnp.array([0, 1, 2])), "3 tokens are more than num_positions=2"),

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
+from rank_collapse.network.measured.influence import layer_influence, layer_removal
+from rank_collapse.network.measured.updates import output_change
 from rank_collapse.theory.expectation import expected_pass
 from tests.oracles import draws
 from tests.support.marks import full_but
@@ -36,6 +38,9 @@ MEASURES = {
         rc.bound_report(p.replace(layers=p.layers.replace(mlp=None)), x, SAN).layer.tightness
     ),
     "truncated": lambda p, x: rc.truncated(p, x, CONFIG, 1).output,
+    "layer_influence": lambda p, x: layer_influence(p, x, CONFIG)["angle"],
+    "layer_removal": lambda p, x: layer_removal(p, x, CONFIG)["error"],
+    "output_change": lambda p, x: output_change(p, p, x, CONFIG),
     "monitor": lambda _, x: rc.monitor(x),
     "participation_ratio": lambda _, x: rc.participation_ratio(x),
     "shapley_values": lambda _, x: rc.shapley_values(x[:4], 2),
@@ -56,13 +61,11 @@ def list_precisions(jaxpr):
                 yield from list_precisions(inner)
 
 
-@pytest.mark.parametrize(
-    "name",
-    full_but(
-        MEASURES,
-        *("apply", "participation_ratio", "path_contributions", "path_set_logits", "bound_report"),
-    ),
-)
+QUICK = ["apply", "participation_ratio", "path_contributions", "path_set_logits", "bound_report"]
+QUICK += ["layer_influence", "layer_removal", "output_change"]
+
+
+@pytest.mark.parametrize("name", full_but(MEASURES, *QUICK))
 def test_every_product_of_a_measure_has_full_precision(name):
     params, x = draws.parameters(CONFIG), draws.normal(N, D)
     with jax.default_matmul_precision("bfloat16"):

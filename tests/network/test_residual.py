@@ -7,7 +7,12 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.residual import init_gains, layer_gains
+from rank_collapse.network.residual import (
+    ResidualSpec,
+    init_gains,
+    layer_gains,
+    scale_summands,
+)
 from rank_collapse.network.walk import walk_layers
 from tests.oracles import draws, mp_network
 from tests.support.closeness import assert_close
@@ -93,6 +98,21 @@ def test_learned_gains_begin_at_those_of_each_feature_where_they_are_learned_so(
     is_refused(message, init_gains, config.replace(learned_per_feature=False))
     by_layer = init_gains(config.replace(learned_branch_gain=ALPHA))["mlp_gains"].branch
     assert_close(by_layer, np.tile(ALPHA[:, None], D), rtol=1e-6)
+
+
+def test_both_sides_of_a_sum_have_their_gains_and_the_branch_has_its_norm():
+    """Without a skip the stream is returned as it is."""
+    x, a = np.array([[3.0, 4.0]]), np.array([[1.0, 5.0]])
+    spec = ResidualSpec(None, None, 2.0, np.array([0.5, 3]), "mlp", True, "pre", "layer", 1e-12)
+    for changes, stream, branch in (
+        ({}, 2 * x, [[0.5, 15]]),
+        ({"skip": False}, x, [[0.5, 15]]),
+        ({"placement": "branch"}, 2 * x, [[-0.5, 3]]),
+        ({"placement": "post"}, 2 * x, [[0.5, 15]]),
+    ):
+        sides = scale_summands(spec.replace(**changes), jnp.asarray(x), jnp.asarray(a))
+        np.testing.assert_allclose(sides[0], stream, rtol=1e-6)
+        np.testing.assert_allclose(sides[1], branch, rtol=1e-6)
 
 
 def test_a_width_that_was_not_given_follows():

@@ -43,5 +43,6 @@ def test_absent_parts_are_none():
 
 def test_states_of_another_pass_are_refused():
     trace = compute(X[0])
-    other = trace.replace(hidden=trace.hidden[:3])
-    is_refused("do not belong to one pass", lambda: other.layer_axis)
+    for hidden in (trace.hidden[:3], trace.hidden[..., None]):
+        other = trace.replace(hidden=hidden)
+        is_refused("do not belong to one pass", lambda other=other: other.layer_axis)

@@ -75,9 +75,10 @@ def test_a_batch_is_each_example_with_its_masks_and_the_edits_of_all():
     rng = np.random.default_rng(0)
     masks = {"mask": rng.random((2, N)) < 0.7, "memory_mask": rng.random((2, 4)) < 0.7}
     masks["mask"][:, 0] = masks["memory_mask"][:, 0] = True
+    numbers = {name: mask.astype(int).tolist() for name, mask in masks.items()}  # 0 and 1
     x, memory = (np.stack([draws.tokens(n, D, seed=s) for s in (1, 2)]) for n in (N, 4))
     common = {"keep": ("q", "cross_v"), "edit": {"v": lambda v, layer: v * (1 + layer)}}
-    batch = rc.network.apply_batch(params, x, config, memory=memory, bias=None, **masks, **common)
+    batch = rc.network.apply_batch(params, x, config, memory=memory, bias=None, **numbers, **common)
     assert batch.kept["q"].shape == (2, 2, 3, N, 4)
     for i in range(2):
         example_masks = {name: mask[i] for name, mask in masks.items()}
@@ -173,12 +174,39 @@ def test_dropout_needs_a_key_and_keeps_the_mean():
     clean = rc.apply(params, x, config).output
 
     def apply_with_dropout(key):
-        return rc.apply(params, x, config, dropout_key=key, dropout_rate=0.2).output
+        trace = rc.apply(params, x, config, dropout_key=key, dropout_rate=0.2)
+        return trace.output, trace.attention_branch[0], trace.attention[0]
 
-    outputs = jax.jit(jax.vmap(apply_with_dropout))(jax.random.split(jax.random.key(9), 4000))
+    outputs, branches, weights = jax.jit(jax.vmap(apply_with_dropout))(
+        jax.random.split(jax.random.key(9), 4000)
+    )
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=1e-5)  # before dropout, as branches
+    assert np.all(branches)
+    dropped = np.asarray(outputs) == 0
+    np.testing.assert_allclose(outputs, np.where(dropped, 0, branches / 0.8), rtol=1e-5)
     error = np.abs(outputs.mean(0) - clean)
     assert (error < 5 * outputs.std(0) / np.sqrt(4000) + 1e-6).all()
     assert outputs.std() > 0.1
+
+
+def test_every_place_of_every_layer_and_example_has_a_key_of_its_own(monkeypatch):
+    """Attention weights, and the outputs of the three branches, in two layers of two texts."""
+    keys, shapes = [], []
+
+    def drop_nothing(key, x, rate):
+        shapes.append(x.shape)
+        jax.debug.callback(lambda key: keys.append(tuple(key.tolist())), key)
+        return x
+
+    monkeypatch.setattr("rank_collapse.network.transformer.dropout", drop_nothing)
+    monkeypatch.setattr("rank_collapse.network.attention.dropout", drop_nothing)
+    config = rc.transformer(2, 3, 6, d_ff=5, cross_attention=True)  # which no other test compiles
+    x, memory = draws.normal(2, 7, 6), draws.normal(2, 4, 6, seed=2)
+    options = {"dropout_key": jax.random.key(5), "dropout_rate": 0.5}
+    rc.network.apply_batch(draws.parameters(config), x, config, memory=memory, **options)
+    jax.effects_barrier()
+    assert sorted(shapes) == sorted([(3, 7, 7), (7, 6), (3, 7, 4), (7, 6), (7, 6)])
+    assert len(keys) == len(set(keys)) == 2 * 2 * 5
 
 
 @parametrize_refusals(

@@ -1,5 +1,7 @@
 """The coordinate check finds known powers, in any framework; noise alone decides nothing."""
 
+import re
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -135,7 +137,13 @@ def test_the_text_has_the_geometric_means_over_seeds():
 
 def test_change_is_between_steps():
     check = rc.coord_check(network(POWERS), DEPTHS, steps=3)
-    (change,) = (one for one in check.slopes() if one.quantity == "change")
+    slopes = check.slopes()
+    names = ["stream", "logits", "change", "branch", "residual_ratio", "cosine_distance"]
+    names += ["query_gradient", "loss"]
+    assert [one.quantity for one in slopes] == names
+    first = [one.quantity for one in check.slopes(0)]  # a first step has no change
+    assert first == [name for name in names if name != "change"]
+    change = slopes[2]
     assert change.slope == pytest.approx(0.25, abs=1e-6)
     assert np.isnan(check.values["change"][..., 0]).all()
 
@@ -160,7 +168,42 @@ def test_a_buffer_that_a_step_uses_again_has_changed(framework):
 def test_what_is_0_everywhere_is_drawn():
     step = {"hidden": np.eye(4), "before": np.eye(4), "query_gradient": np.zeros(3)}
     check = rc.coord_check(lambda depth, seed: lambda: step, DEPTHS, steps=2, seeds=2)
-    check.figure().draw_without_rendering()
+    figure = check.figure()
+    figure.draw_without_rendering()
+    scales = {ax.get_ylabel(): ax.get_yscale() for ax in figure.axes}
+    names = "mean |x_L|", "‖x_L − x_{L−1}‖/‖x_L‖", "‖∂W_Q‖ of the last\nblock"
+    assert [scales[name] for name in names] == ["log", "linear", "linear"]
+
+
+def test_curves_of_several_networks_share_a_panel():
+    """A logarithmic one, where any of them has numbers above 0; its label is broken into lines."""
+    zero, one = np.zeros((2, 1, 3)), np.ones((2, 1, 3))
+    curves = {"a": {"linearisation": zero, "own": one}, "b": {"linearisation": one, "own": zero}}
+    figure = coord_check.coordinates_figure(
+        curves, (2, 8), {"linearisation": "far from a line " * 2}
+    )
+    labels = ["far from a line far\nfrom a line", "own"]
+    assert [ax.get_ylabel() for ax in figure.axes] == labels
+    assert [ax.get_yscale() for ax in figure.axes] == ["log", "log"]
+    assert [ax.get_xticks().tolist() for ax in figure.axes] == [[2, 8]] * 2
+    assert not any(ax.get_xticks(minor=True).size for ax in figure.axes)
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == ["a first step", "a last step", "b first step", "b last step"]
+
+
+def test_the_text_has_a_row_for_each_quantity_over_depth_and_over_width():
+    """The sizes are means over widths; of one seed there is no interval."""
+    stream = np.array([[1.0, 4.0], [3.0, 12.0]])[..., None, None] * [[9.0, 1.0]]  # two steps
+    values = {"own": np.ones_like(stream), "stream": stream}
+    first, *lines = str(coord_check.CoordCheck(values, (2, 8), (4, 16))).splitlines()
+    assert first == "after 2 steps:"
+    assert [re.split("  +", line) for line in lines] == [
+        ["quantity", "over", "L=2", "L=8", "slope", "95 % interval", "largest ratio"],
+        ["mean |x_L|", "depth", "2", "8", "1.00", "4"],
+        ["mean |x_L|", "width", "2", "8", "0.79", "3"],  # ln 3 / ln 4
+        ["own", "depth", "1", "1", "0.00", "1"],
+        ["own", "width", "1", "1", "0.00", "1"],
+    ]
 
 
 def test_a_loss_of_half_precision_is_a_number():
@@ -227,6 +270,29 @@ def test_values_of_several_runs_are_split_by_their_label():
     assert list(alone.by_width("Lion")) == ["Lion"] and list(alone.by_width()) == [""]
 
 
+def test_the_quantities_of_a_step_are_those_of_its_arrays():
+    """Means over a batch of two texts."""
+    hidden, before, last, logits, gradient = np.random.default_rng(1).normal(size=(5, 2, 5, 4))
+    arrays = {"hidden": hidden, "before": before, "logits": logits, "query_gradient": gradient}
+    numbers = coord_check.coordinates(arrays | {"loss": 7}, last)
+    expected = {
+        "stream": np.abs(hidden).mean(),
+        "logits": np.abs(logits).mean(),
+        "change": np.abs(hidden - last).mean(),
+        "branch": np.sqrt(np.square(hidden - before).sum() / np.square(hidden).sum()),
+        "residual_ratio": np.mean([rc.residual_ratio(x) for x in hidden]),
+        "cosine_distance": 1 - np.mean([rc.token_cosine(x) for x in hidden]),
+        "query_gradient": np.sqrt(np.square(gradient).sum()),
+        "loss": 7,
+    }
+    assert numbers.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(numbers[name], value, rtol=1e-6, err_msg=name)
+    assert coord_check.coordinates({"hidden": hidden}).keys() == {
+        *("stream", "residual_ratio", "cosine_distance")
+    }
+
+
 def test_a_gradient_of_one_number_has_its_size():
     numbers = coord_check.coordinates({"hidden": STATES, "query_gradient": -3.0})
     assert numbers["query_gradient"] == 3
@@ -247,6 +313,7 @@ def shrinking(depth, seed):
 @parametrize_refusals(
     [
         (lambda: rc.coord_check(network(POWERS), (2, 2)), r"depths=\(2, 2\)"),
+        (lambda: rc.coord_check(network(POWERS), (2, 4, 2)), r"depths=\(2, 4, 2\) must have"),
         (lambda: rc.coord_check(network(POWERS), DEPTHS, (4,)), r"widths=\(4,\)"),
         (lambda: rc.coord_check(network(POWERS), (0, 2)), r"depths=0\.0 is not in"),
         (lambda: rc.coord_check(network(POWERS), DEPTHS, (4, -8)), r"widths=-8\.0 is not in"),

@@ -317,6 +317,9 @@ MODULE, OTHER = Modules(np.ones((2, 2))), Modules(np.ones((2, 2)))
         (lambda: RULE.adamw(np.float32("nan"), NETWORK), "rate=nan"),
         (lambda: RULE.adamw(1e-3, NETWORK, weight_decay=-1), "weight_decay=-1"),
         (lambda: RULE.adamw("1e-3", NETWORK), "rate='1e-3'"),
+        (lambda: RULE.adamw(1e-3, NETWORK, eps=float("nan")), "eps=nan"),
+        (lambda: RULE.adamw(1e-3, NETWORK, b1=1.0), r"b1=1.0 is not in \[0, 1\)"),
+        (lambda: RULE.groups(MODULE, MODULE, 1e-3, NETWORK, weight_decay=-1), "weight_decay=-1"),
         (lambda: RULE.adamw(1e-3, NETWORK, b2=1.5), r"b2=1.5 is not in \[0, 1\)"),
         (lambda: RULE.groups(MODULE, MODULE, 1e-3, NETWORK, eps=float("nan")), "eps=nan"),
     ]

@@ -34,3 +34,12 @@ def test_output_change_is_between_normalised_states_of_tokens_that_exist(keep, f
     expected = ((unit(params) - unit(other)) ** 2).mean(axis=(1, 2))
     np.testing.assert_allclose(change, expected, rtol=1e-3)
     assert change[0] == 0 and np.all(change[1:] > 1e-4)
+
+
+def test_matrices_are_all_those_of_a_layer():
+    """But for the router and the gate of shared units, which are no part of the published rule."""
+    config = rc.transformer(1, 2, 4, mlp="swiglu", cross_attention=True)
+    layers = jax.eval_shape(lambda: rc.init(jax.random.key(0), config)).layers
+    for part, names in updates.MATRICES.items():
+        fields = vars(getattr(layers, part))
+        assert sorted(names) == sorted(n for n in fields if n[:2] == "w_" and fields[n] is not None)
