@@ -209,6 +209,46 @@ def test_points_of_workers_are_gone_when_the_run_is_complete(point, tmp_path):
     assert not (folder / "points").exists()
 
 
+def test_the_whole_is_published_with_the_flags_of_the_first_folder(point, tmp_path, monkeypatch):
+    """Its arrays are those of both folders, and so are the machines that measured them."""
+    folders, published, read = [tmp_path / name for name in "ba"], [], []
+    for place, folder in enumerate(folders):
+        shutil.copytree(point, folder)
+        rewrite(folder / "config.json", lambda c, i=place: c["config"].update(first_seed=2 - 2 * i))
+        rewrite(folder / "config.json", lambda c, i=place: c["environment"].update(device=f"d{i}"))
+        rewrite(folder / "summary.json", lambda c, i=place: c.update(shown={"depth": i}))
+    read_flags = join.read_flags
+
+    def record_flags(flag_values, folder, selection):
+        read.append((folder, selection))
+        return read_flags(flag_values, folder, {})
+
+    monkeypatch.setattr(join, "read_flags", record_flags)
+    monkeypatch.setattr(path_chains, "main", lambda flags: published.append(flags) or 0)
+    assert join_folders(tmp_path, *folders, "--overwrite") == 0
+    assert read == [(folders[0], {}), (folders[1], {}), (folders[0], {"depth": 0})]
+    (flags,) = published
+    assert (flags.output_dir, flags.overwrite) == (str(tmp_path / "joined"), True)
+    assert (flags.first_seed, flags.num_seeds, flags.num_paths, flags.axes) == (0, 4, 2, {})
+    assert [origin["device"] for origin in flags.mode.begun_in] == ["d0", "d1"]
+    saved = arrays(point)
+    assert flags.mode.begin_with.keys() == saved.keys()
+    for name, values in saved.items():
+        np.testing.assert_array_equal(flags.mode.begin_with[name], np.concatenate([values] * 2))
+
+
+def test_a_folder_that_lacks_a_point_is_named(complete_run, point, tmp_path):
+    for place, name in ((complete_run, "skip_gain=1.0/"), (point, "the run")):
+        folder = tmp_path / name.strip("/")
+        shutil.copytree(place, folder)
+        saved = {n: a for n, a in arrays(place).items() if n.startswith("skip_gain=0.5/")}
+        np.savez(folder / "arrays.npz", **saved)
+        for file in ("config.json", "summary.json"):
+            rewrite(folder / file, lambda c: c.pop("arrays", None))  # which else are found to lack
+        with pytest.raises(RunError, match=rf"arrays\.npz .*\(it has no arrays of {name}\)"):
+            join.read_parts(path_chains.FLAGS, folder)
+
+
 def make_part(first_seed, num_seeds, **arrays):
     named = {name: np.asarray(values) for name, values in arrays.items()}
     return join.Part({"first_seed": first_seed, "num_seeds": num_seeds, "depth": 2}, named)
