@@ -1,6 +1,7 @@
 """run_lens: shares, cosines and ranks against Jacobians, and the file of the Jacobian lens."""
 
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import jax
 import numpy as np
@@ -158,6 +159,21 @@ def test_lenses_are_of_causal_networks_and_those_that_are_there_stay(tmp_path, m
         f"the lens of old is there: {tmp_path / 'lenses' / 'old.pt'}",
         "no lens of masked: it is not a causal language model",
     ]
+
+
+@pytest.mark.parametrize(
+    ("folder", "is_writing", "is_written"), [("a", True, 1), ("a", False, 0), ("", True, 0)]
+)
+def test_a_run_that_is_only_read_writes_no_lenses(folder, is_writing, is_written, monkeypatch):
+    written, run = [], MagicMock(is_writing=is_writing)
+    run.measure.return_value = [MagicMock(results="results", setup="networks")]
+    run.__enter__.return_value = run
+    monkeypatch.setattr(run_lens, "open_run", lambda *_: run)
+    monkeypatch.setattr(run_lens, "write_lenses", lambda *arguments: written.append(arguments))
+    monkeypatch.setattr(run_lens, "lens_results", MagicMock())
+    options = SimpleNamespace(grows=False, lens_folder=folder)
+    assert run_lens.main(options) is run.finish()
+    assert written == [(options, "networks")] * is_written
 
 
 def test_weights_are_those_of_the_folder_or_drawn_by_the_seed(monkeypatch):

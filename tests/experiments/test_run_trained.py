@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from experiments import run_trained
+from experiments import run_lens, run_lipschitz, run_sinks, run_trained
 from experiments.lab import progress
 from experiments.trained import (
     generated_texts,
@@ -310,24 +310,26 @@ def test_skipped_texts_are_read_beside_those_that_are_measured(monkeypatch):
         assert run_trained.open_networks(parsed_options) == names
 
 
+@pytest.mark.parametrize("module", [run_trained, run_lens, run_lipschitz, run_sinks])
 @pytest.mark.parametrize("grows", [True, False])
-def test_texts_that_may_grow_are_identified_by_those_of_the_first_round(grows, monkeypatch):
+def test_texts_that_may_grow_are_identified_by_those_of_the_first_round(module, grows, monkeypatch):
     """Further texts then belong to the same run."""
     identified = []
 
     def open_run(options, make_setup, identify):
+        assert make_setup is module.open_networks
         identified.append(identify(networks))
         raise InterruptedError
 
     def network_of(x):
         return opened_networks.Network("a", None, {"x": x, "mask": None}, None)
 
-    monkeypatch.setattr(run_trained, "open_run", open_run)
+    monkeypatch.setattr(module, "open_run", open_run)
     first = PROTOCOL.rounds[0]
     for count in (first, first + 1):
         networks = [network_of(np.arange(count))]
         with pytest.raises(InterruptedError):
-            run_trained.main(SimpleNamespace(grows=grows))
+            module.main(SimpleNamespace(grows=grows))
     assert (identified[0] == identified[1]) is grows
 
 
