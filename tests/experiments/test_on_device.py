@@ -100,6 +100,15 @@ def test_no_step_goes_on_after_the_end_of_the_session(tmp_path):
     assert run_steps([step], tmp_path, time.monotonic()) == [1]
 
 
+def test_steps_are_stopped_where_a_later_one_does_not_start(tmp_path, monkeypatch):
+    stopped, processes = [], iter(["first", "second"])
+    monkeypatch.setattr(on_device.subprocess, "Popen", lambda *_, **__: next(processes))
+    monkeypatch.setattr(on_device, "_stop", stopped.append)
+    with pytest.raises(StopIteration):
+        run_steps([Step(name, [], 9) for name in "abc"], tmp_path, time.monotonic() + 9)
+    assert stopped == ["second", "first"]
+
+
 def test_what_does_not_end_when_it_is_asked_is_killed(monkeypatch):
     asked, waited = [], []
 
@@ -153,8 +162,10 @@ def test_a_step_has_its_variables_whatever_the_caller_has_set(tmp_path, monkeypa
     monkeypatch.setenv("JAX_PLATFORMS", "caller's")
     started = []
 
-    def start(command, env, cwd, stdout, **_):
+    def start(command, env, cwd, stdout, **others):
         assert command[0] == sys.executable and cwd == REPOSITORY
+        streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+        assert others == streams | {"start_new_session": True}
         started.append((command[1:], env["JAX_PLATFORMS"]))
         stdout.write(b"first\n" + b"a" * 100 + b"b" * 300 + b"\n")
         stdout.flush()

@@ -254,6 +254,7 @@ def test_each_kind_of_weights_has_its_rows_and_lines(monkeypatch):
         }
         for kind, seeds in (("pretrained", 1), ("init", 3))
     }
+    curves["init"]["SAN+skip", "published"][0, :, 1] = run_architectures.ROUNDING, 0
     results = {"bert": curves}
     published = {
         kind: {name: np.arange(3) / 10 + index for name in surgery.ABLATIONS}
@@ -294,3 +295,4 @@ def test_each_kind_of_weights_has_its_rows_and_lines(monkeypatch):
     values = curves["init"]["SAN+skip", "published"][:, :, 1]
     assert (row["model"], row["reading"], row["examples"]) == ("bert", "published", 6)
     assert_close([row["mean"], row["std"]], [values.mean(), values.std()])
+    assert row["rounding"] == 2 / 6

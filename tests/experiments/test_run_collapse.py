@@ -243,7 +243,7 @@ def test_gaps_are_said_by_the_run_that_measures(summary, monkeypatch):
             pass
 
         def chunks(self, make_cells, mapped, *, most):
-            assert make_cells(options) == {"seeds": (1.0, 1.0)} and most == 3
+            assert make_cells(options) == {"seeds": (2.0, 0.5)} and most == 3
             return ["a", "b"]
 
         def save(self, chunk, results):
@@ -252,7 +252,8 @@ def test_gaps_are_said_by_the_run_that_measures(summary, monkeypatch):
         def read(self, make_cells):
             return {"seeds": {f"{name}/san": -ratio for name in ("log10_residual", "ratio")}}
 
-    options, folder = parsed(run_collapse, *TWO, "--seed_chunk=9"), SimpleNamespace(summary=summary)
+    flags = "--seed_chunk=9", "--weight_scale=2", "--skip_gain=0.5"
+    options, folder = parsed(run_collapse, *TWO, *flags), SimpleNamespace(summary=summary)
     monkeypatch.setattr(run_collapse, "Executor", Cells)
     monkeypatch.setattr(run_collapse, "Mapped", lambda fn, *arguments, draw: arguments)
     monkeypatch.setattr(

@@ -58,7 +58,9 @@ def test_hull_examples_are_labelled_before_the_shift_and_fill_the_square():
     assert (np.asarray(data.labels) == scipy_labels).mean() > 0.999
     assert 2.5 < np.asarray(data.inputs).mean(axis=1).std() < 4.5  # the shift of 3.3
     key_points, key_shift = jax.random.split(jax.random.key(0))
-    places = on_host(jax.random.randint)(key_points, (300, 10, 2), 0, 2**14 + 1)  # ends belong to it
+    places = on_host(jax.random.randint)(
+        key_points, (300, 10, 2), 0, 2**14 + 1
+    )  # ends belong to it
     shift = 3.3 * np.asarray(on_host(jax.random.normal)(key_shift, (300, 1, 2)))
     assert_close(data.inputs, 10.0 * places / 2**14 + shift, atol=1e-5)
 

@@ -10,6 +10,7 @@ import pytest
 from experiments import run_lens
 from experiments.lens import influence, lens_file, lens_results
 from experiments.trained.opened_networks import Network
+from tests.support.counted import record_progress
 from tests.support.runs import parsed, result_of, rows, run
 
 
@@ -126,11 +127,16 @@ def test_ranks_are_of_the_early_start_alone_and_texts_are_extended(monkeypatch):
         return {"rank": compute()}
 
     folder = SimpleNamespace(log=lambda line: None, cached=read_or_compute)
+    events = record_progress(monkeypatch, run_lens)
     early, texts = lens_results.EARLY, [("a, texts", 4), ("b, texts", 4)]
     for start, num_ranked, has_ranks in ((early, 2, True), (0.5, 2, False), (early, 0, False)):
         asked.clear()
+        events.clear()
         options = SimpleNamespace(start=start, num_ranked=num_ranked)
         parts, place = run_lens.measure(options, networks, folder)
+        activities = [(f"measuring {label}", folder.log) for label in "ab"]
+        steps = activities[0], "step", activities[1], "step"
+        assert events == [(2, "influence", folder.log), *steps, "end"]
         ranks = ["a, ranks", "b, ranks"] if has_ranks else []
         assert [a for a in asked if isinstance(a, tuple)] == texts and place == start
         assert [a for a in asked if isinstance(a, str)] == ranks

@@ -20,6 +20,7 @@ from experiments.theorems.outcomes import (
     judge,
 )
 from tests.support.closeness import assert_close
+from tests.support.counted import record_progress
 from tests.support.runs import rows, run
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -163,11 +164,13 @@ def test_curves_and_draws_are_of_the_seed_and_in_float64(monkeypatch, tmp_path):
         return compute()
 
     monkeypatch.setattr(run_theorems, "measure_draws", lambda *arguments: arguments)
-    options, folder = SimpleNamespace(seed=7), SimpleNamespace(log=None, cached=cached)
+    options, folder = SimpleNamespace(seed=7), SimpleNamespace(log="log", cached=cached)
+    events = record_progress(monkeypatch, run_theorems)
     theorems = {name: make(name) for name in ("width", "masks")}
     with jax.enable_x64(False):
         results = run_theorems.measure(options, theorems, folder)
     assert made == [(name, 7, np.float64) for name in theorems] and parts == [*theorems]
+    assert events == [(2, "theorems", "log"), "step", "step", "end"]
     assert results.draws == (options, theorems, folder)
     assert {name: curve.measured.tolist() for name, (curve,) in results.curves.items()} == {
         "width": [7],

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from experiments import run_lens, run_lipschitz, run_sinks, run_trained
+from experiments import run_trained
 from experiments.lab import progress
 from experiments.trained import (
     generated_texts,
@@ -28,6 +28,7 @@ from rank_collapse import pretrained
 from rank_collapse.text import tokens
 from tests.oracles.frozen_paths import softmax
 from tests.support.closeness import assert_close
+from tests.support.counted import record_progress
 from tests.support.runs import parsed, result_of, rows, run
 
 ALBERT = "albert-reactions"
@@ -280,7 +281,8 @@ def test_each_network_has_its_own_texts_and_weights_at_random(monkeypatch):
         "extend_part",
         lambda folder, part, count, compute: {"part": part, "count": count} | compute(7),
     )
-    folder = SimpleNamespace(log=None, cached=lambda part, compute: {"cached": part} | compute())
+    folder = SimpleNamespace(log="log", cached=lambda part, compute: {"cached": part} | compute())
+    events = record_progress(monkeypatch, run_trained)
     assert run_trained.measure(options, networks, folder) == {
         label: {
             "part": f"{label}, texts",
@@ -291,6 +293,8 @@ def test_each_network_has_its_own_texts_and_weights_at_random(monkeypatch):
         }
         for label, count in (("a", 2), ("b", 3))
     }
+    steps = ("measuring a", "log"), "step", ("measuring b", "log"), "step"
+    assert events == [(2, "trained networks", "log"), *steps, "end"]
 
 
 def test_skipped_texts_are_read_beside_those_that_are_measured(monkeypatch):
@@ -310,26 +314,24 @@ def test_skipped_texts_are_read_beside_those_that_are_measured(monkeypatch):
         assert run_trained.open_networks(parsed_options) == names
 
 
-@pytest.mark.parametrize("module", [run_trained, run_lens, run_lipschitz, run_sinks])
 @pytest.mark.parametrize("grows", [True, False])
-def test_texts_that_may_grow_are_identified_by_those_of_the_first_round(module, grows, monkeypatch):
+def test_texts_that_may_grow_are_identified_by_those_of_the_first_round(grows, monkeypatch):
     """Further texts then belong to the same run."""
     identified = []
 
     def open_run(options, make_setup, identify):
-        assert make_setup is module.open_networks
         identified.append(identify(networks))
         raise InterruptedError
 
     def network_of(x):
         return opened_networks.Network("a", None, {"x": x, "mask": None}, None)
 
-    monkeypatch.setattr(module, "open_run", open_run)
+    monkeypatch.setattr(run_trained, "open_run", open_run)
     first = PROTOCOL.rounds[0]
     for count in (first, first + 1):
         networks = [network_of(np.arange(count))]
         with pytest.raises(InterruptedError):
-            module.main(SimpleNamespace(grows=grows))
+            run_trained.main(SimpleNamespace(grows=grows))
     assert (identified[0] == identified[1]) is grows
 
 
