@@ -91,6 +91,13 @@ def test_what_is_no_whole_is_refused(changes, named, point, tmp_path, capsys):
     assert named in capsys.readouterr().err
 
 
+def change_files(folder, changes):
+    """Changes the settings of a folder, and leaves out the list of its arrays."""
+    rewrite(folder / "config.json", lambda c: c["config"].update(changes))
+    for file in ("config.json", "summary.json"):
+        rewrite(folder / file, lambda c: c.pop("arrays", None))
+
+
 DAMAGE = {
     "layout": lambda c: c.update(layout=1),
     "no experiment": lambda c: c["config"].update(experiment=7),
@@ -129,7 +136,8 @@ def test_a_folder_without_a_file_is_one_line(name, complete_run, tmp_path, capsy
     shutil.copytree(complete_run, tmp_path / "a")
     (tmp_path / "a" / name).unlink()
     assert join_folders(tmp_path, complete_run, tmp_path / "a") == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and str(tmp_path / "a") in error
 
 
 def test_an_array_that_one_folder_lacks_is_named(complete_run, tmp_path, capsys):
@@ -210,13 +218,17 @@ def test_points_of_workers_are_gone_when_the_run_is_complete(point, tmp_path):
 
 
 def test_the_whole_is_published_with_the_flags_of_the_first_folder(point, tmp_path, monkeypatch):
-    """Its arrays are those of both folders, and so are the machines that measured them."""
+    """Its arrays are those of both folders, and so are the machines that measured them. One has a
+    seed less than the other."""
     folders, published, read = [tmp_path / name for name in "ba"], [], []
     for place, folder in enumerate(folders):
         shutil.copytree(point, folder)
         rewrite(folder / "config.json", lambda c, i=place: c["config"].update(first_seed=2 - 2 * i))
         rewrite(folder / "config.json", lambda c, i=place: c["environment"].update(device=f"d{i}"))
         rewrite(folder / "summary.json", lambda c, i=place: c.update(shown={"depth": i}))
+    change_files(folders[1], {"first_seed": 1, "num_seeds": 1})
+    saved = arrays(point)
+    np.savez(folders[1] / "arrays.npz", **{name: a[:1] for name, a in saved.items()})
     read_flags = join.read_flags
 
     def record_flags(flag_values, folder, selection):
@@ -229,12 +241,28 @@ def test_the_whole_is_published_with_the_flags_of_the_first_folder(point, tmp_pa
     assert read == [(folders[0], {}), (folders[1], {}), (folders[0], {"depth": 0})]
     (flags,) = published
     assert (flags.output_dir, flags.overwrite) == (str(tmp_path / "joined"), True)
-    assert (flags.first_seed, flags.num_seeds, flags.num_paths, flags.axes) == (0, 4, 2, {})
+    assert (flags.first_seed, flags.num_seeds, flags.num_paths, flags.axes) == (1, 3, 2, {})
     assert [origin["device"] for origin in flags.mode.begun_in] == ["d0", "d1"]
-    saved = arrays(point)
     assert flags.mode.begin_with.keys() == saved.keys()
     for name, values in saved.items():
-        np.testing.assert_array_equal(flags.mode.begin_with[name], np.concatenate([values] * 2))
+        expected = np.concatenate([values[:1], values])
+        np.testing.assert_array_equal(flags.mode.begin_with[name], expected)
+
+
+def test_points_of_folders_become_an_axis_of_the_whole(point, tmp_path, monkeypatch):
+    folders, published = [tmp_path / name for name in "ab"], []
+    for folder, gain in zip(folders, (1.0, 0.5), strict=True):
+        shutil.copytree(point, folder)
+        change_files(folder, {"skip_gain": gain})
+        np.savez(folder / "arrays.npz", **{name: gain * a for name, a in arrays(point).items()})
+    monkeypatch.setattr(path_chains, "main", lambda flags: published.append(flags) or 0)
+    assert join_folders(tmp_path, *folders) == 0
+    (flags,) = published
+    assert flags.axes == {"skip_gain": ["1.0", "0.5"]} and not flags.overwrite
+    expected = {f"skip_gain={g}/{n}": g * a for g in (1.0, 0.5) for n, a in arrays(point).items()}
+    assert flags.mode.begin_with.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(flags.mode.begin_with[name], values)
 
 
 def test_a_folder_that_lacks_a_point_is_named(complete_run, point, tmp_path):
@@ -243,8 +271,7 @@ def test_a_folder_that_lacks_a_point_is_named(complete_run, point, tmp_path):
         shutil.copytree(place, folder)
         saved = {n: a for n, a in arrays(place).items() if n.startswith("skip_gain=0.5/")}
         np.savez(folder / "arrays.npz", **saved)
-        for file in ("config.json", "summary.json"):
-            rewrite(folder / file, lambda c: c.pop("arrays", None))  # which else are found to lack
+        change_files(folder, {})
         with pytest.raises(RunError, match=rf"arrays\.npz .*\(it has no arrays of {name}\)"):
             join.read_parts(path_chains.FLAGS, folder)
 

@@ -248,6 +248,20 @@ def test_a_session_runs_all_groups_and_packs_what_it_has(tmp_path, monkeypatch, 
     capsys.readouterr()
 
 
+def test_what_was_measured_before_a_session_broke_is_packed(tmp_path, monkeypatch):
+    def break_off(steps, folder, end):
+        if len(steps) == 1:
+            return [0]
+        (runs,) = (a for a in steps[0].command if a.startswith("--output_dir="))
+        make_run(Path(runs.removeprefix("--output_dir=")) / "quick" / "run_x")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(on_device, "run_steps", break_off)
+    assert execute("--part=right", f"--folder={tmp_path}") == 130
+    with tarfile.open(tmp_path / "arrays.tar.gz") as archive:
+        assert "quick/run_x/arrays.npz" in archive.getnames()
+
+
 @pytest.mark.parametrize(
     ("programs", "fails"),
     [

@@ -138,6 +138,7 @@ def test_numbers_of_each_network_are_over_its_own_layers():
         geometric = np.exp(np.log(size).mean(axis=1))
         for layer in range(depth):
             assert_close(curves[layer].get_ydata(), geometric[:, layer])
+        assert not len(constants[index].xaxis.get_minorticklocs())
         start = np.median(geometric[0])
         for line, power in zip(curves[depth:], (0.25, 0.5), strict=True):
             assert_close(line.get_ydata(), start * (np.array(tokens) / 4) ** power)

@@ -28,6 +28,11 @@ def test_the_binary_writes_exact_counts(tmp_path):
     assert next(run_path_counts.compare_results(tables, sizes)).measured == pytest.approx(1e-3)
 
 
+def test_lengths_are_whole_numbers():
+    fig = run_path_counts.path_counts_figure({"small": path_table(1, 2)})
+    assert all(tick == round(tick) for tick in fig.axes[0].get_xticks())
+
+
 @pytest.mark.parametrize(("heads", "layers"), [(1, 1), (3, 12), (128, 24), (96, 96), (1, 1000)])
 def test_counts_follow_the_binomial_law(heads, layers):
     table = path_table(heads, layers)

@@ -274,4 +274,5 @@ def test_statements_are_of_trained_weights_at_the_points_that_were_measured():
     b = results.sel(key="first", how="hidden", start=0.4, network=labels[2])
     assert_close(curves["hidden from 0.4 L on"], b.token_cosine.mean("seed"))
     assert_close(curves["as it is"], b.whole_token_cosine.mean("seed"))
+    assert all(tick == round(tick) for tick in drawn.axes[2].get_xticks())
     assert run_sinks.cosine_figure(results.sel(key=["random"])) is None

@@ -266,6 +266,7 @@ def test_solid_lines_are_before_training_and_dashed_ones_after_it():
     for ax, (name, place) in zip(panels, measures.items(), strict=True):
         solid, dashed = ([a for a in ax.lines if a.get_linestyle() == s] for s in ("-", "--"))
         assert len(solid) == len(dashed) == len(cells)
+        assert all(tick == round(tick) for tick in ax.get_xticks())
         for results, before, after in zip(cells.values(), solid, dashed, strict=True):
             values = results[name][..., 1:] if place is None else results["gradients"][:, :, place]
             values = np.log10(values)

@@ -227,6 +227,7 @@ def test_seeds_that_diverged_are_left_out_of_figures_and_comparisons():
         kind = [*binary.KINDS][index % 3]
         expected = results["attention"][kind][2, layer].mean(axis=0)
         assert_close(ax.images[0].get_array(), expected)
+        assert not any(line.get_visible() for line in [*ax.get_xgridlines(), *ax.get_ygridlines()])
         assert ax.get_title().endswith(f"layer {layer + 1}")
     words = [[t.get_text() for t in ax.get_xticklabels()] for ax in shown[:3]]
     assert words == [["0", "1"], ["0", "2"], ["0", "1"]]
@@ -235,4 +236,5 @@ def test_seeds_that_diverged_are_left_out_of_figures_and_comparisons():
     (ax,) = binary.residual_figure(results, task).axes
     assert [line.get_label() for line in ax.lines] == ["encoder", "decoder"]
     assert_close(ax.lines[0].get_ydata(), [1, 0.25])
+    assert all(tick == round(tick) for tick in ax.get_xticks())
     assert binary.token_words([0, 1, 2, 3, 12]) == ["·", "⊢", "⊣", "0", "9"]

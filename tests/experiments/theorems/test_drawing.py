@@ -62,3 +62,4 @@ def test_few_places_of_a_logarithmic_axis_are_named(count, are_named):
     (ax,) = plot_theorem(theorem, [Curve("flow", x, x, x)]).axes
     labels = [label.get_text() for label in ax.get_xticklabels()]
     assert (labels == [f"{place}" for place in x]) is are_named
+    assert (len(ax.xaxis.get_minorticklocs()) == 0) is are_named
