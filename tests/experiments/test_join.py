@@ -155,7 +155,8 @@ def test_an_array_that_one_folder_lacks_is_named(complete_run, tmp_path, capsys)
 def test_the_whole_is_no_part(complete_run, tmp_path, capsys):
     part = tmp_path / "joined"
     shutil.copytree(complete_run, part)
-    assert join_folders(tmp_path, complete_run, part, "--overwrite") == 2
+    other_name = part / ".." / part.name
+    assert join_folders(tmp_path, complete_run, other_name, "--overwrite") == 2
     assert "is one of the folders" in capsys.readouterr().err
     assert arrays(part).keys() == arrays(complete_run).keys()
 
@@ -183,7 +184,7 @@ def test_axes_of_points_in_folders_of_their_own_are_in_the_order_of_the_first_fo
 
 
 def test_one_folder_twice_is_refused(complete_run, tmp_path, capsys):
-    assert join_folders(tmp_path, complete_run, complete_run) == 2
+    assert join_folders(tmp_path, complete_run, complete_run / ".." / complete_run.name) == 2
     assert str(complete_run) in capsys.readouterr().err
 
 
@@ -226,6 +227,11 @@ def test_the_whole_is_published_with_the_flags_of_the_first_folder(point, tmp_pa
         rewrite(folder / "config.json", lambda c, i=place: c["config"].update(first_seed=2 - 2 * i))
         rewrite(folder / "config.json", lambda c, i=place: c["environment"].update(device=f"d{i}"))
         rewrite(folder / "summary.json", lambda c, i=place: c.update(shown={"depth": i}))
+        order = -1 if place else 1  # of the settings in the file
+        rewrite(
+            folder / "config.json",
+            lambda c, o=order: c.update(config=dict([*c["config"].items()][::o])),
+        )
     change_files(folders[1], {"first_seed": 1, "num_seeds": 1})
     saved = arrays(point)
     np.savez(folders[1] / "arrays.npz", **{name: a[:1] for name, a in saved.items()})
@@ -263,6 +269,19 @@ def test_points_of_folders_become_an_axis_of_the_whole(point, tmp_path, monkeypa
     assert flags.mode.begin_with.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_array_equal(flags.mode.begin_with[name], values)
+
+
+def test_grids_of_other_values_become_one_grid(complete_run, tmp_path, monkeypatch):
+    folder, published, saved = tmp_path / "a", [], arrays(complete_run)
+    shutil.copytree(complete_run, folder)
+    change_files(folder, {"axes": {"skip_gain": ["2.0", "4.0"]}})
+    names = {n: n.replace("=0.5", "=2.0").replace("=1.0", "=4.0") for n in saved}
+    np.savez(folder / "arrays.npz", **{names[name]: values for name, values in saved.items()})
+    monkeypatch.setattr(path_chains, "main", lambda flags: published.append(flags) or 0)
+    assert join_folders(tmp_path, folder, complete_run) == 0
+    (flags,) = published
+    assert flags.axes == {"skip_gain": ["2.0", "4.0", "0.5", "1.0"]}
+    assert flags.mode.begin_with.keys() == {*saved, *names.values()}
 
 
 def test_a_folder_that_lacks_a_point_is_named(complete_run, point, tmp_path):

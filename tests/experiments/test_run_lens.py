@@ -160,10 +160,14 @@ def test_lenses_are_of_causal_networks_and_those_that_are_there_stay(tmp_path, m
     run_lens.write_lenses(SimpleNamespace(lens_folder=tmp_path / "lenses"), networks)
     written = {path.name: path.read_text() for path in (tmp_path / "lenses").iterdir()}
     assert written == {"new.pt": "('new', 4)", "old.pt": "before"}
+    further = tmp_path / "a" / "b"
+    run_lens.write_lenses(SimpleNamespace(lens_folder=str(further)), networks[:1])
+    assert [path.name for path in further.iterdir()] == ["new.pt"]
     assert capsys.readouterr().out.splitlines() == [
         f"written to {tmp_path / 'lenses' / 'new.pt'}",
         f"the lens of old is there: {tmp_path / 'lenses' / 'old.pt'}",
         "no lens of masked: it is not a causal language model",
+        f"written to {further / 'new.pt'}",
     ]
 
 
