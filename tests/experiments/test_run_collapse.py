@@ -15,7 +15,7 @@ from experiments.lab import initial_tokens
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
 from tests.support.closeness import assert_close
-from tests.support.runs import arrays, finished, parsed, result_of, rows, run
+from tests.support.runs import arrays, finished, opened_with, parsed, result_of, rows, run
 
 SIZE = ["--depth=3", "--num_heads=2", "--d_model=8", "--num_tokens=6", "--num_seeds=3"]
 TWO = [*SIZE, "--variants=san,san_skip"]
@@ -286,3 +286,9 @@ def test_all_variants_have_the_same_drawn_weights():
     assert (key_params, scale, bias_scale) == (expected_key, 2.0, 0.5)
     assert config == rc.san_mlp(3, 2, 8, norm_placement="sandwich", norm="layer", init="lecun")
     assert_close(x, initial_tokens.input_tokens(key_tokens, None, options))
+
+
+def test_another_text_is_another_run(monkeypatch):
+    make, identify = opened_with(run_collapse, monkeypatch, "options")
+    assert make is run_collapse.make_setup
+    assert identify(SimpleNamespace(source={"text": "a"})) == {"text": "a"}

@@ -6,7 +6,7 @@ import xarray as xr
 
 from experiments import run_depth_check
 from rank_collapse.report.wording import describe_value
-from tests.support.runs import parsed
+from tests.support.runs import opened_with, parsed
 
 SETUP = run_depth_check.Setup(None, np.zeros(1, np.uint8), "a text")
 RATES = (1e-4, 1e-3, 3e-3)
@@ -203,3 +203,9 @@ def test_each_cell_is_trained_by_its_rule_rate_and_decay(monkeypatch):
     assert rule == run_depth_check.rc.depth_rule("mup", base)
     assert fields == {"rate": 0.25, "weight_decay": 0.5, "steps": 2, "batch_size": 7}
     assert results.step.values.tolist() == [1, 2] and results.loss.values.tolist() == [[3, 2]]
+
+
+def test_another_text_is_another_run(monkeypatch):
+    make, identify = opened_with(run_depth_check, monkeypatch, "options")
+    assert make is run_depth_check.make_setup
+    assert identify is run_depth_check.identity

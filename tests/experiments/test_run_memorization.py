@@ -1,11 +1,14 @@
 """Examples of run_memorization."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from experiments import run_memorization as memorization
 from experiments.lab import cli, list_points
+from tests.support.runs import opened_with
 
 
 def test_compact_vocabulary_keeps_the_texts():
@@ -70,3 +73,9 @@ def test_labels_of_tokens_are_uniform_and_those_of_the_key():
     counts = np.bincount(np.asarray(first.labels).ravel(), minlength=3)
     assert len(counts) == 3 and np.abs(counts / 3000 - 1 / 3).max() < 0.05
     assert (first.labels[0] != first.labels[1]).any()
+
+
+def test_another_text_is_another_run(monkeypatch):
+    make, identify = opened_with(memorization, monkeypatch, "options")
+    assert make is memorization.make_task
+    assert identify(SimpleNamespace(extra={"texts": "a"})) == {"texts": "a"}

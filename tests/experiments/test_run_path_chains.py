@@ -12,7 +12,7 @@ from experiments.lab.experiment import read_run
 from tests.support.closeness import assert_close
 from tests.support.golden import read_arrays
 from tests.support.golden_runs import arrays_path
-from tests.support.runs import parsed, result_of, rows, run, single_columns
+from tests.support.runs import opened_with, parsed, result_of, rows, run, single_columns
 
 
 @pytest.mark.full
@@ -125,3 +125,9 @@ def test_chains_are_the_first_set_of_paths_and_estimates_the_first_paths_of_each
     )
     *_, paths, sets = run_path_chains.draw(fewer, setup, key)
     assert paths.shape == (2, 4, 2) and sets.shape == (2, 3, 20, 2)
+
+
+def test_another_text_is_another_run(monkeypatch):
+    make, identify = opened_with(run_path_chains, monkeypatch, "options")
+    assert make is run_path_chains.make_setup
+    assert identify(SimpleNamespace(source={"text": "a"})) == {"text": "a"}
