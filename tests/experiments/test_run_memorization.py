@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from experiments import run_memorization as memorization
 from experiments.lab import cli, list_points
@@ -31,6 +32,12 @@ def test_the_published_command_has_the_published_names():
     options = cli.parse_flags(memorization.FLAGS, [*others, "--overwrite_output_dir"])
     assert (options.num_tokens, options.n_epochs, options.batch_size) == (9, 7, 3)
     assert options.overwrite and not cli.parse_flags(memorization.FLAGS, []).overwrite
+
+
+def test_paths_are_at_most_as_long_as_the_network_is_deep():
+    options = make_options("--depth=2", "--path_len=3", "--task_name=shipped")
+    with pytest.raises(ValueError, match="path_len=3 is larger than depth=2"):
+        memorization.make_task(options)
 
 
 def make_options(*arguments):

@@ -309,6 +309,8 @@ def test_skipped_texts_are_read_beside_those_that_are_measured(monkeypatch):
     assert asked == [5] and [network.label for network in left] == ["a", "b"]
     assert all(network.inputs["x"].ravel().tolist() == [2, 3, 4] for network in left)
     monkeypatch.setattr(run_trained, "make_untrained", lambda name, options: name)
+    with pytest.raises(ValueError, match="--networks=gpt5 is not one of albert, llama"):
+        run_trained.open_networks(parsed(run_trained, "--untrained", "--networks=gpt5"))
     for flag, names in (("", ["albert", "llama"]), ("--networks=llama", ["llama"])):
         parsed_options = parsed(run_trained, "--untrained", *flag.split())
         assert run_trained.open_networks(parsed_options) == names
