@@ -21,7 +21,6 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.lab import (
-    ONE_VALUE,
     Flags,
     JsonObject,
     Mode,
@@ -193,7 +192,7 @@ def find_axes(configs: Sequence[JsonObject], options: Flags) -> dict[str, list[s
 
     values = {name: list_values(name) for name in names}
     axes = {name: texts for name, texts in values.items() if len(texts) > 1}
-    if any(name in ONE_VALUE or not options.takes_several(name) for name in axes):
+    if not all(map(options.takes_several, axes)):
         differences = [f"{name}: {' and '.join(texts)}" for name, texts in axes.items()]
         raise ValueError(f"the folders differ in {'; '.join(differences)}")
     if math.prod(map(len, axes.values())) != len(configs):

@@ -124,8 +124,7 @@ def plot_by_loop(results: xr.Dataset, name: str, ylabel: str, **options: Any):
         ylabel: Label on the y axis.
         **options: See `labelled.plot_facets`.
     """
-    largest = int(results.depth.max())
-    deep = results[name].sel(depth=largest, drop=True).sel(loop=slice(0, largest))
+    deep = results[name].sel(depth=results.depth.max(), drop=True)
     options |= {"ylabel": ylabel, "sharey": True, "style": lambda *_: {"marker": ""}}
     fig, axes = labelled.plot_facets(deep, "loop", "gain_power", **options)
     axes[0, 0].legend(title=name_axis("gain_power"))

@@ -19,7 +19,6 @@ from experiments.lab.experiment import (
     read_run as read_run,
 )
 from experiments.lab.flags import (
-    ONE_VALUE as ONE_VALUE,
     Flags as Flags,
     FlagValue as FlagValue,
     Mode as Mode,

@@ -89,7 +89,7 @@ class Curve(NamedTuple):
         if not is_bound:
             return 1.0
         ratio = predicted / measured if self.relation == "≤" else measured / predicted
-        return float(np.nanmedian(ratio))
+        return float(np.median(ratio))
 
 
 class Theorem(NamedTuple):

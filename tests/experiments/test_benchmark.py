@@ -151,11 +151,17 @@ def test_the_machine_is_described_before_what_it_measures(monkeypatch, capsys, t
     day = time.strptime("2031-04-17", "%Y-%m-%d")
     clock = SimpleNamespace(strftime=lambda form: time.strftime(form, day))
     monkeypatch.setattr(benchmark, "time", clock)
-    report = Report([Timing("a", 0.0, [1.0])], {})
-    monkeypatch.setattr(benchmark, "BENCHMARKS", {"low": lambda options: report})
-    arguments = ["--benchmark=low", f"--json={tmp_path}/speed.jsonl"]
+
+    def measure(options, **sizes):
+        return Report([Timing("a", 0.0, [1.0])], {})
+
+    monkeypatch.setattr(benchmark, "BENCHMARKS", {"low": measure, "train_low": measure})
+    path = tmp_path / "new" / "speed.jsonl"
+    arguments = ["--benchmark=low,train_low", f"--json={path}", "--num_seeds=2,3"]
     assert cli.execute(benchmark.main, benchmark.FLAGS, arguments) == 0
-    (line,) = (tmp_path / "speed.jsonl").read_text().splitlines()
+    lines = path.read_text().splitlines()
+    names = [json.loads(line)["benchmark"] for line in lines]
+    assert names == ["low", "train_low, 2 seeds", "train_low, 3 seeds"]
     device, count = jax.devices()[0], jax.device_count()
     expected = {
         "date": "2031-04-17",
@@ -163,12 +169,13 @@ def test_the_machine_is_described_before_what_it_measures(monkeypatch, capsys, t
         "cores": os.cpu_count(),
         "jax": jax.__version__,
     }
-    machine = json.loads(line)["machine"]
-    assert machine.pop("load") >= 0 and machine == expected
+    for line in lines:
+        machine = json.loads(line)["machine"]
+        assert machine.pop("load") >= 0 and machine == expected
     printed = capsys.readouterr().out.splitlines()[0].split(", ")
     assert {f"{name} {value}" for name, value in expected.items()} <= {*printed}
     monkeypatch.chdir(tmp_path)  # a file without a folder is one of this folder
-    arguments[1] = "--json=here.jsonl"
+    arguments = ["--benchmark=low", "--json=here.jsonl"]
     monkeypatch.delattr(benchmark.os, "getloadavg")  # as on Windows
     assert cli.execute(benchmark.main, benchmark.FLAGS, arguments) == 0
     machine = json.loads((tmp_path / "here.jsonl").read_text())["machine"]

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -119,13 +120,13 @@ def test_counts_are_of_what_the_condition_covers():
 
 
 def test_draws_of_all_blocks_are_joined_and_cut_to_their_number(monkeypatch):
-    """Five draws of two heads, in blocks of three."""
-    case = CASES[0]
+    """Nine draws of two kinds of networks of two heads, five each, in blocks of three."""
+    (case, other), drawn = CASES, []
     values = np.arange(12.0).reshape(2, 3, 2)
 
     class Blocks:
         def __init__(self, options, folder, name, total):
-            assert (name, total) == ("3 draws each", 2)
+            assert (name, total) == ("3 draws each", 4)
 
         def __enter__(self):
             return self
@@ -134,18 +135,26 @@ def test_draws_of_all_blocks_are_joined_and_cut_to_their_number(monkeypatch):
             pass
 
         def measure(self, function, cases, *, keys, **options):
-            assert [*cases] == [case.name] and keys.shape == (2, 3)
-            return {case.name: {"gamma": values, "excess": values[..., 0]}}
+            assert keys.shape == (2, 3)
+            ((name, floats),) = cases.items()
+            drawn.append((name, floats, keys))
+            sign = 1 if name == case.name else -1
+            return {name: {"gamma": sign * values, "excess": values[..., 0]}}
 
     monkeypatch.setattr(check_bounds, "Executor", Blocks)
     monkeypatch.setattr(check_bounds, "BLOCK", 3)
     monkeypatch.setattr(check_bounds, "two_heads", lambda width: width)
-    options = SimpleNamespace(num_draws=5, cases=[case.name], seed=0, sizes=[4, 2])
-    results = check_bounds.measure(options, {0: case}, None)
+    options = SimpleNamespace(num_draws=9, cases=["a", "b"], seed=7, sizes=[4, 2])
+    results = check_bounds.measure(options, {1: case, 3: other}, None)
     assert results["built"] == [2, 4]
     draws = results["draws"][case]
     np.testing.assert_array_equal(draws["gamma"], np.arange(10.0).reshape(5, 2))
     np.testing.assert_array_equal(draws["excess"], np.arange(0.0, 10, 2))
+    np.testing.assert_array_equal(results["draws"][other]["gamma"], -draws["gamma"])
+    case_keys = jax.random.split(jax.random.key(7), len(check_bounds.CASES))
+    for (name, floats, keys), one, place in zip(drawn, CASES, (1, 3), strict=True):
+        assert (name, floats) == (one.name, None)
+        assert (keys.ravel() == jax.random.split(case_keys[place], 6)).all()
 
 
 def test_each_statement_has_the_violations_of_its_own_bound():

@@ -91,6 +91,13 @@ def test_what_is_no_whole_is_refused(changes, named, point, tmp_path, capsys):
     assert named in capsys.readouterr().err
 
 
+def change_files(folder, changes):
+    """Changes the settings of a folder, and leaves out the list of its arrays."""
+    rewrite(folder / "config.json", lambda c: c["config"].update(changes))
+    for file in ("config.json", "summary.json"):
+        rewrite(folder / file, lambda c: c.pop("arrays", None))
+
+
 DAMAGE = {
     "layout": lambda c: c.update(layout=1),
     "no experiment": lambda c: c["config"].update(experiment=7),
@@ -129,7 +136,8 @@ def test_a_folder_without_a_file_is_one_line(name, complete_run, tmp_path, capsy
     shutil.copytree(complete_run, tmp_path / "a")
     (tmp_path / "a" / name).unlink()
     assert join_folders(tmp_path, complete_run, tmp_path / "a") == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and str(tmp_path / "a") in error
 
 
 def test_an_array_that_one_folder_lacks_is_named(complete_run, tmp_path, capsys):
@@ -147,7 +155,8 @@ def test_an_array_that_one_folder_lacks_is_named(complete_run, tmp_path, capsys)
 def test_the_whole_is_no_part(complete_run, tmp_path, capsys):
     part = tmp_path / "joined"
     shutil.copytree(complete_run, part)
-    assert join_folders(tmp_path, complete_run, part, "--overwrite") == 2
+    other_name = part / ".." / part.name
+    assert join_folders(tmp_path, complete_run, other_name, "--overwrite") == 2
     assert "is one of the folders" in capsys.readouterr().err
     assert arrays(part).keys() == arrays(complete_run).keys()
 
@@ -175,7 +184,7 @@ def test_axes_of_points_in_folders_of_their_own_are_in_the_order_of_the_first_fo
 
 
 def test_one_folder_twice_is_refused(complete_run, tmp_path, capsys):
-    assert join_folders(tmp_path, complete_run, complete_run) == 2
+    assert join_folders(tmp_path, complete_run, complete_run / ".." / complete_run.name) == 2
     assert str(complete_run) in capsys.readouterr().err
 
 
@@ -208,6 +217,83 @@ def test_points_of_workers_are_gone_when_the_run_is_complete(point, tmp_path):
     (folder / "points" / "0").mkdir(parents=True)
     assert run(path_chains, TINY, folder) == 0
     assert not (folder / "points").exists()
+
+
+def test_the_whole_is_published_with_the_flags_of_the_first_folder(point, tmp_path, monkeypatch):
+    """Its arrays are those of both folders, and so are the machines that measured them. One has a
+    seed less than the other."""
+    folders, published, read = [tmp_path / name for name in "ba"], [], []
+    for place, folder in enumerate(folders):
+        shutil.copytree(point, folder)
+        rewrite(folder / "config.json", lambda c, i=place: c["config"].update(first_seed=2 - 2 * i))
+        rewrite(folder / "config.json", lambda c, i=place: c["environment"].update(device=f"d{i}"))
+        rewrite(folder / "summary.json", lambda c, i=place: c.update(shown={"depth": i}))
+        order = -1 if place else 1  # of the settings in the file
+        rewrite(
+            folder / "config.json",
+            lambda c, o=order: c.update(config=dict([*c["config"].items()][::o])),
+        )
+    change_files(folders[1], {"first_seed": 1, "num_seeds": 1})
+    saved = arrays(point)
+    np.savez(folders[1] / "arrays.npz", **{name: a[:1] for name, a in saved.items()})
+    read_flags = join.read_flags
+
+    def record_flags(flag_values, folder, selection):
+        read.append((folder, selection))
+        return read_flags(flag_values, folder, {})
+
+    monkeypatch.setattr(join, "read_flags", record_flags)
+    monkeypatch.setattr(path_chains, "main", lambda flags: published.append(flags) or 0)
+    assert join_folders(tmp_path, *folders, "--overwrite") == 0
+    assert read == [(folders[0], {}), (folders[1], {}), (folders[0], {"depth": 0})]
+    (flags,) = published
+    assert (flags.output_dir, flags.overwrite) == (str(tmp_path / "joined"), True)
+    assert (flags.first_seed, flags.num_seeds, flags.num_paths, flags.axes) == (1, 3, 2, {})
+    assert [origin["device"] for origin in flags.mode.begun_in] == ["d0", "d1"]
+    assert flags.mode.begin_with.keys() == saved.keys()
+    for name, values in saved.items():
+        expected = np.concatenate([values[:1], values])
+        np.testing.assert_array_equal(flags.mode.begin_with[name], expected)
+
+
+def test_points_of_folders_become_an_axis_of_the_whole(point, tmp_path, monkeypatch):
+    folders, published = [tmp_path / name for name in "ab"], []
+    for folder, gain in zip(folders, (1.0, 0.5), strict=True):
+        shutil.copytree(point, folder)
+        change_files(folder, {"skip_gain": gain})
+        np.savez(folder / "arrays.npz", **{name: gain * a for name, a in arrays(point).items()})
+    monkeypatch.setattr(path_chains, "main", lambda flags: published.append(flags) or 0)
+    assert join_folders(tmp_path, *folders) == 0
+    (flags,) = published
+    assert flags.axes == {"skip_gain": ["1.0", "0.5"]} and not flags.overwrite
+    expected = {f"skip_gain={g}/{n}": g * a for g in (1.0, 0.5) for n, a in arrays(point).items()}
+    assert flags.mode.begin_with.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(flags.mode.begin_with[name], values)
+
+
+def test_grids_of_other_values_become_one_grid(complete_run, tmp_path, monkeypatch):
+    folder, published, saved = tmp_path / "a", [], arrays(complete_run)
+    shutil.copytree(complete_run, folder)
+    change_files(folder, {"axes": {"skip_gain": ["2.0", "4.0"]}})
+    names = {n: n.replace("=0.5", "=2.0").replace("=1.0", "=4.0") for n in saved}
+    np.savez(folder / "arrays.npz", **{names[name]: values for name, values in saved.items()})
+    monkeypatch.setattr(path_chains, "main", lambda flags: published.append(flags) or 0)
+    assert join_folders(tmp_path, folder, complete_run) == 0
+    (flags,) = published
+    assert flags.axes == {"skip_gain": ["2.0", "4.0", "0.5", "1.0"]}
+    assert flags.mode.begin_with.keys() == {*saved, *names.values()}
+
+
+def test_a_folder_that_lacks_a_point_is_named(complete_run, point, tmp_path):
+    for place, name in ((complete_run, "skip_gain=1.0/"), (point, "the run")):
+        folder = tmp_path / name.strip("/")
+        shutil.copytree(place, folder)
+        saved = {n: a for n, a in arrays(place).items() if n.startswith("skip_gain=0.5/")}
+        np.savez(folder / "arrays.npz", **saved)
+        change_files(folder, {})
+        with pytest.raises(RunError, match=rf"arrays\.npz .*\(it has no arrays of {name}\)"):
+            join.read_parts(path_chains.FLAGS, folder)
 
 
 def make_part(first_seed, num_seeds, **arrays):

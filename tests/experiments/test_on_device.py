@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import platform
+import signal
 import subprocess
 import sys
 import tarfile
@@ -73,10 +75,10 @@ def test_the_second_command_measures_and_fills_the_pages(tmp_path):
 def test_what_takes_longer_is_stopped_with_what_it_started(tmp_path, capsys):
     pid_file = tmp_path / "pid"
     program = (
-        "import subprocess, sys, time\n"
+        "import signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('saved', flush=True)))\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         f"open({str(pid_file)!r}, 'w').write(str(child.pid))\n"
-        "print('begun', flush=True)\n"
         "time.sleep(600)"
     )
     steps = [Step("long", ["-c", program], 4), Step("short", ["-c", "print('at once')"], 60)]
@@ -87,8 +89,41 @@ def test_what_takes_longer_is_stopped_with_what_it_started(tmp_path, capsys):
     assert lines["long"]["code"] is None and lines["short"]["code"] == 0
     assert lines["short"]["last_line"] == "at once"
     assert "long: stopped after" in capsys.readouterr().out
+    assert 4 <= lines["long"]["seconds"] < 60 and 0 <= lines["short"]["seconds"] < 60
     if pid_file.exists():
+        assert lines["long"]["last_line"] == "saved"  # it was asked to end
         wait_until_ended(int(pid_file.read_text()))
+
+
+def test_no_step_goes_on_after_the_end_of_the_session(tmp_path):
+    step = Step("late", ["-c", "import time; time.sleep(20)"], 600)
+    assert run_steps([step], tmp_path, time.monotonic()) == [1]
+
+
+def test_steps_are_stopped_where_a_later_one_does_not_start(tmp_path, monkeypatch):
+    stopped, processes = [], iter(["first", "second"])
+    monkeypatch.setattr(on_device.subprocess, "Popen", lambda *_, **__: next(processes))
+    monkeypatch.setattr(on_device, "_stop", stopped.append)
+    with pytest.raises(StopIteration):
+        run_steps([Step(name, [], 9) for name in "abc"], tmp_path, time.monotonic() + 9)
+    assert stopped == ["second", "first"]
+
+
+def test_what_does_not_end_when_it_is_asked_is_killed(monkeypatch):
+    asked, waited = [], []
+
+    def wait(seconds):
+        waited.append(seconds)
+        raise subprocess.TimeoutExpired("a", seconds)
+
+    process = SimpleNamespace(pid=12, poll=lambda: None, wait=wait)
+    monkeypatch.setattr(on_device.os, "killpg", lambda *arguments: asked.append(arguments))
+    on_device._stop(process)
+    assert asked == [(12, signal.SIGTERM), (12, signal.SIGKILL)]
+    assert waited == [on_device.PATIENCE] * 2
+    asked.clear()
+    on_device._stop(SimpleNamespace(pid=12, poll=lambda: 0, wait=wait))
+    assert asked == []
 
 
 def wait_until_ended(pid, seconds=20):
@@ -127,15 +162,48 @@ def test_a_step_has_its_variables_whatever_the_caller_has_set(tmp_path, monkeypa
     monkeypatch.setenv("JAX_PLATFORMS", "caller's")
     started = []
 
-    def start(command, env, **_):
+    def start(command, env, cwd, stdout, **others):
+        assert command[0] == sys.executable and cwd == REPOSITORY
+        streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+        assert others == streams | {"start_new_session": True}
         started.append((command[1:], env["JAX_PLATFORMS"]))
+        stdout.write(b"first\n" + b"a" * 100 + b"b" * 300 + b"\n")
+        stdout.flush()
         return SimpleNamespace(poll=lambda: 0, wait=lambda _: 0, returncode=0)
 
     monkeypatch.setattr(on_device.subprocess, "Popen", start)
-    monkeypatch.setattr(on_device, "read_driver", lambda: None)
+    monkeypatch.setattr(on_device, "read_driver", lambda: "H200, 580.1")
     steps = [Step("own", ["a", "b"], 9, {"JAX_PLATFORMS": "cpu"}), Step("other", ["c"], 9)]
     assert run_steps(steps, tmp_path, time.monotonic() + 9) == [0, 0]
     assert started == [(["a", "b"], "cpu"), (["c"], "caller's")]
+    for line, name in zip(read_lines(tmp_path / "steps.jsonl"), ("own", "other"), strict=True):
+        assert line.pop("seconds") < 5 and line == {
+            "step": name,
+            "code": 0,
+            "last_line": "b" * 300,
+            "driver": "H200, 580.1",
+            "python": platform.python_version(),
+        }
+
+
+def test_pages_are_of_all_lines_and_of_the_comparison(tmp_path, monkeypatch, capsys):
+    """Benchmarks come before steps, and runs on a CPU are compared where there are some."""
+    (tmp_path / "speed.jsonl").write_text('{"benchmark": "a"}\n')
+    (tmp_path / "steps.jsonl").write_text('{"step": "b"}\n')
+    written = []
+
+    def write_pages(*arguments):
+        written.append(arguments)
+        return ["page.md"]
+
+    monkeypatch.setattr(on_device.device_pages, "write_pages", write_pages)
+    monkeypatch.setattr(on_device, "compare_arrays", lambda *arguments: [arguments])
+    flags = "--pages", f"--folder={tmp_path}", f"--docs={tmp_path / 'docs'}"
+    assert execute(*flags) == execute(*flags, f"--cpu={tmp_path}") == 0
+    lines = [{"benchmark": "a"}, {"step": "b"}]
+    pair = tmp_path / "arrays.tar.gz", tmp_path
+    assert written == [(tmp_path / "docs", lines, []), (tmp_path / "docs", lines, [pair])]
+    assert capsys.readouterr().out == "written to page.md\n" * 2
 
 
 @pytest.mark.parametrize("is_tiny", [False, True])
@@ -162,20 +230,36 @@ def test_a_session_runs_all_groups_and_packs_what_it_has(tmp_path, monkeypatch, 
         names = [step.name for step in steps]
         seen.append(names)
         left = on_device.LIMITS["right"] - on_device.RESERVE
-        assert folder == tmp_path / "made" and 0 < end - time.monotonic() <= left
+        assert folder == tmp_path / "made" and left - 40 < end - time.monotonic() <= left
         if "reproduce" in names:
+            assert "--only=run_path_counts" in steps[0].command  # sizes are tiny
             (runs,) = (a for a in steps[0].command if a.startswith("--output_dir="))
             make_run(Path(runs.removeprefix("--output_dir=")) / "quick" / "run_x")
         return next(codes)
 
     monkeypatch.setattr(on_device, "run_steps", run_group)
-    assert execute("--part=right", f"--folder={tmp_path / 'made'}") == 1
+    monkeypatch.chdir(tmp_path)  # steps run in another folder
+    assert execute("--part=right", "--folder=made", "--tiny") == 1
     assert seen == [["products"], ["reproduce", "tests"]]
     with tarfile.open(tmp_path / "made" / "arrays.tar.gz") as archive:
         names = archive.getnames()
     kept = ("arrays.npz", "results.csv", "summary.json")
     assert names == [f"quick/run_x/{name}" for name in kept]
     capsys.readouterr()
+
+
+def test_what_was_measured_before_a_session_broke_is_packed(tmp_path, monkeypatch):
+    def break_off(steps, folder, end):
+        if len(steps) == 1:
+            return [0]
+        (runs,) = (a for a in steps[0].command if a.startswith("--output_dir="))
+        make_run(Path(runs.removeprefix("--output_dir=")) / "quick" / "run_x")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(on_device, "run_steps", break_off)
+    assert execute("--part=right", f"--folder={tmp_path}") == 130
+    with tarfile.open(tmp_path / "arrays.tar.gz") as archive:
+        assert "quick/run_x/arrays.npz" in archive.getnames()
 
 
 @pytest.mark.parametrize(
@@ -190,8 +274,17 @@ def test_a_session_runs_all_groups_and_packs_what_it_has(tmp_path, monkeypatch, 
 def test_a_session_fails_if_a_step_fails_or_is_killed(programs, fails, tmp_path, monkeypatch):
     steps = [[Step(f"step {i}", ["-c", code], 60)] for i, code in enumerate(programs)]
     monkeypatch.setattr(on_device, "list_steps", lambda *arguments: steps)
+    ends, run_group, begun = [], on_device.run_steps, time.monotonic()
+
+    def record_end(steps, folder, end):
+        ends.append(end)
+        return run_group(steps, folder, end)
+
+    monkeypatch.setattr(on_device, "run_steps", record_end)
     assert execute("--part=speed", f"--folder={tmp_path}") == int(fails)
     assert not (tmp_path / "arrays.tar.gz").exists()  # of the other part
+    left = on_device.LIMITS["speed"] - on_device.RESERVE
+    assert len({*ends}) == 1 and left <= ends[0] - begun < left + 40
 
 
 def make_run(folder, value=1.0, is_complete=True):

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -188,20 +189,35 @@ def test_what_came_out_is_printed_and_answers_and_pages_where_they_are_asked_for
 def test_without_statements_and_findings_there_are_counts_alone(tmp_path, monkeypatch, capsys):
     """An experiment that is named runs, whether its data are there or not."""
     monkeypatch.chdir(tmp_path)
-    asked = []
+    asked, pages, updated = [], [], []
 
     def run_experiments(names, options, parent, show):
         asked.extend(names)
-        return [
+        made = [
             Section(name, name, "", "python", error="no" * (i == 1)) for i, name in enumerate(names)
         ]
+        show(made[:1])
+        show(made)
+        return made
+
+    def render_report(sections, total, preset, started, parent):
+        pages.append(([s.name for s in sections], total, preset, started, parent))
+        return f"page {len(pages)}"
 
     monkeypatch.setattr(reproduce, "run_experiments", run_experiments)
+    config = SimpleNamespace(update=lambda *setting: updated.append(setting))
+    monkeypatch.setattr(reproduce, "jax", SimpleNamespace(config=config))
+    monkeypatch.setattr(reproduce, "render_report", render_report)
+    monkeypatch.setattr(reproduce.time, "monotonic", iter([5.0, 7.0]).__next__)
     arguments = ["--only=run_path_counts,run_lens", "--verdicts"]
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 1
     assert asked == ["run_lens", "run_path_counts"]  # in the report's order
+    common = 2, "quick", 5.0, Path("results/reproduce/quick")
+    assert pages == [(asked[:1], *common), (asked, *common)]
+    assert updated == [("jax_platforms", "cpu")]  # accelerators are those of the experiments
+    assert Path("results/reproduce/report.html").read_text() == "page 2"
     printed = capsys.readouterr()
     _, ended, place = printed.out.splitlines()
-    assert ended.startswith("1 of 2 experiments done in 00:0")
+    assert ended == "1 of 2 experiments done in 00:02"
     assert place == "report: results/reproduce/report.html"
     assert printed.err == "failed: run_path_counts\n"

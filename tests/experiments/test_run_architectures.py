@@ -254,6 +254,7 @@ def test_each_kind_of_weights_has_its_rows_and_lines(monkeypatch):
         }
         for kind, seeds in (("pretrained", 1), ("init", 3))
     }
+    curves["init"]["SAN+skip", "published"][0, :, 1] = run_architectures.ROUNDING, 0
     results = {"bert": curves}
     published = {
         kind: {name: np.arange(3) / 10 + index for name in surgery.ABLATIONS}
@@ -282,6 +283,7 @@ def test_each_kind_of_weights_has_its_rows_and_lines(monkeypatch):
     assert_close(lines[0][2][2], np.arange(3) / 10 + 1)
     colors = [line.get_color() for line in fig.axes[0].lines]
     assert colors[0] == colors[2] and len({*colors}) == 3
+    assert all(tick == round(tick) for ax in fig.axes for tick in ax.get_xticks())
     (legend,) = fig.legends
     assert [text.get_text() for text in legend.get_texts()] == expected
     table = list(run_architectures.make_rows(results))
@@ -294,3 +296,4 @@ def test_each_kind_of_weights_has_its_rows_and_lines(monkeypatch):
     values = curves["init"]["SAN+skip", "published"][:, :, 1]
     assert (row["model"], row["reading"], row["examples"]) == ("bert", "published", 6)
     assert_close([row["mean"], row["std"]], [values.mean(), values.std()])
+    assert row["rounding"] == 2 / 6

@@ -1,5 +1,7 @@
 """forms at tiny size: what is measured, trained, compared and written."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -100,7 +102,7 @@ def unsorted_results(monkeypatch):
         """Measures nothing: an array of a width is that width and the seed."""
 
         def __init__(self, *arguments):
-            assert arguments[3:] in ((), (9,))  # three widths of three seeds
+            assert arguments == (options, None, "random queries and keys", 9)  # 3 widths, 3 seeds
 
         def __enter__(self):
             return self
@@ -226,7 +228,16 @@ def test_curves_of_the_figures_are_those_of_the_arrays(unsorted_results):
                 dashed = [a for a in lines if a.get_linestyle() == "--"]
                 assert any(np.allclose(a.get_ydata(), medians) for a in dashed)
     fig = forms.trained_figure(results)
-    accuracy, _ = fig.axes
+    accuracy, less = fig.axes
+    labels = [form.label for form in measured.FORMS.values()]
+    assert [text.get_text() for text in fig.legends[0].get_texts()] == labels
+    drawn = iter(less.containers)
+    for place, (index, form) in itertools.product(range(2), enumerate(measured.FORMS)):
+        if form != "dot":
+            point, *_ = next(drawn).lines
+            mean = forms.accuracy_gain(results, form)[:, place].mean()
+            assert_close(point.get_xydata(), [[place + 0.18 * (index - 2), mean]])
+    assert not [*drawn]
     assert [t.get_text() for t in accuracy.get_xticklabels()] == ["2", "8"]
     for index, form in enumerate(measured.FORMS):
         values = results["trained"][form]["accuracy"]

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
 import rank_collapse as rc
 from experiments import run_collapse
@@ -14,7 +15,7 @@ from experiments.lab import initial_tokens
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
 from tests.support.closeness import assert_close
-from tests.support.runs import arrays, finished, parsed, result_of, rows, run
+from tests.support.runs import arrays, finished, opened_with, parsed, result_of, rows, run
 
 SIZE = ["--depth=3", "--num_heads=2", "--d_model=8", "--num_tokens=6", "--num_seeds=3"]
 TWO = [*SIZE, "--variants=san,san_skip"]
@@ -213,6 +214,60 @@ def test_each_variant_is_measured_with_its_skips_at_the_gain_of_the_point(
     assert [*measured_laws.values()] == [setup.networks[variant] for variant in results["log"]]
 
 
+def test_a_ratio_that_is_no_number_is_no_rounding():
+    """The column says which ratios rounding decides, from the setting's limit on."""
+    axes = {"norm_placement": ["none"], "weight_scale": [1.0], "skip_gain": [1.0]}
+    axes |= {"variant": ["san"], "seed": [0], "layer": [0, 1, 2, 3]}
+    ratio = np.reshape([0.5, 1e-3, 1e-4, np.nan], [len(values) for values in axes.values()])
+    results = xr.Dataset({"ratio": ([*axes], ratio), "log10_residual": ([*axes], 0 * ratio)}, axes)
+    results["log10_residual"] = results.log10_residual.fillna(-9.0)
+    rows = list(run_collapse.make_rows(results, SimpleNamespace(rounding=1e-3)))
+    assert [row.get("rounding") for row in rows] == [0, 1, 1, None]
+
+
+@pytest.mark.parametrize("summary", [None, {"finished": True}])
+def test_gaps_are_said_by_the_run_that_measures(summary, monkeypatch):
+    lines, saved = [], []
+    ratio = np.full((2, 3), 0.5)
+
+    class Cells:
+        mesh, progress = "mesh", SimpleNamespace(say=lines.append)
+
+        def __init__(self, *arguments):
+            assert arguments == (options, folder, "collapse")
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def chunks(self, make_cells, mapped, *, most):
+            assert make_cells(options) == {"seeds": (2.0, 0.5)} and most == 3
+            return ["a", "b"]
+
+        def save(self, chunk, results):
+            saved.append((chunk, results))
+
+        def read(self, make_cells):
+            return {"seeds": {f"{name}/san": -ratio for name in ("log10_residual", "ratio")}}
+
+    flags = "--seed_chunk=9", "--weight_scale=2", "--skip_gain=0.5"
+    options, folder = parsed(run_collapse, *TWO, *flags), SimpleNamespace(summary=summary)
+    monkeypatch.setattr(run_collapse, "Executor", Cells)
+    monkeypatch.setattr(run_collapse, "Mapped", lambda fn, *arguments, draw: arguments)
+    monkeypatch.setattr(
+        run_collapse, "measure_chunk", lambda mapped, chunk, *others: (mapped, chunk, others)
+    )
+    monkeypatch.setattr(run_collapse, "describe_gaps", lambda results: [f"{results.ratio.sum()}"])
+    monkeypatch.setattr(run_collapse, "local_rates", lambda values: 2 * values)
+    results = run_collapse.measure(options, SimpleNamespace(networks="networks"), folder)
+    others = "networks", "none", Cells.progress
+    assert saved == [(c, (("mesh", Cells.progress), c, others)) for c in ("a", "b")]
+    assert_close(results.local_rate.sel(variant="san"), -2 * ratio)
+    assert len(lines) == (summary is None)
+
+
 def test_all_variants_have_the_same_drawn_weights():
     """Those of a network with all norms and the MLP, whichever variant comes first."""
     arguments = (*SIZE, "--inputs=gaussian", "--variants=san,san_mlp", "--bias_scale=0.5")
@@ -231,3 +286,9 @@ def test_all_variants_have_the_same_drawn_weights():
     assert (key_params, scale, bias_scale) == (expected_key, 2.0, 0.5)
     assert config == rc.san_mlp(3, 2, 8, norm_placement="sandwich", norm="layer", init="lecun")
     assert_close(x, initial_tokens.input_tokens(key_tokens, None, options))
+
+
+def test_another_text_is_another_run(monkeypatch):
+    make, identify = opened_with(run_collapse, monkeypatch, "options")
+    assert make is run_collapse.make_setup
+    assert identify(SimpleNamespace(source={"text": "a"})) == {"text": "a"}

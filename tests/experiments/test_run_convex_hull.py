@@ -9,6 +9,7 @@ import pytest
 from scipy.spatial import ConvexHull
 
 from experiments import run_convex_hull as convex_hull
+from tests.support.closeness import assert_close
 from tests.support.on_host import on_host
 from tests.support.runs import parsed
 
@@ -56,6 +57,12 @@ def test_hull_examples_are_labelled_before_the_shift_and_fill_the_square():
         row[ConvexHull(x).vertices] = 1
     assert (np.asarray(data.labels) == scipy_labels).mean() > 0.999
     assert 2.5 < np.asarray(data.inputs).mean(axis=1).std() < 4.5  # the shift of 3.3
+    key_points, key_shift = jax.random.split(jax.random.key(0))
+    places = on_host(jax.random.randint)(
+        key_points, (300, 10, 2), 0, 2**14 + 1
+    )  # ends belong to it
+    shift = 3.3 * np.asarray(on_host(jax.random.normal)(key_shift, (300, 1, 2)))
+    assert_close(data.inputs, 10.0 * places / 2**14 + shift, atol=1e-5)
 
 
 def test_a_point_is_on_the_hull_or_not():

@@ -6,7 +6,7 @@ import xarray as xr
 
 from experiments import run_depth_check
 from rank_collapse.report.wording import describe_value
-from tests.support.runs import parsed
+from tests.support.runs import opened_with, parsed
 
 SETUP = run_depth_check.Setup(None, np.zeros(1, np.uint8), "a text")
 RATES = (1e-4, 1e-3, 3e-3)
@@ -28,8 +28,8 @@ def make_results():
         "step": [1, 10],
     }
     values = xr.DataArray(ratios, axes, [*axes])
-    names = ("stream", "residual_ratio", "linearisation", "loss")
-    return xr.Dataset(dict.fromkeys(names, values))
+    powers = {"stream": 3, "residual_ratio": 1, "linearisation": -2, "loss": 0.5}
+    return xr.Dataset({name: values**power for name, power in powers.items()})
 
 
 def test_tokens_are_asked_at_every_learning_rate():
@@ -49,6 +49,15 @@ def test_the_published_figure_is_compared_at_one_rate():
     comparisons = list(run_depth_check.compare_results(make_results()))
     powers = {c.quantity: c.measured for c in comparisons if "power of the depth" in c.quantity}
     assert len(powers) == 6
+    published = np.reshape(run_depth_check.PUBLISHED, (2, 3, -1))[:, [0, 2]]
+    logs = np.log(run_depth_check.DEPTHS)
+    growth = [
+        3 * SLOPES[rule][1] - np.polyfit(logs, np.log(published[step, place]), 1)[0]
+        for place, rule in enumerate(SLOPES)
+        for step in range(2)
+    ]
+    estimates = [row.estimate for row in rows if row.key == "depth growth"]
+    assert estimates == pytest.approx(growth, abs=0.05)
     (power,) = (v for q, v in powers.items() if "completep" in q.lower() and "0.003" in q)
     assert power == pytest.approx(-0.5, abs=0.02)
     assert run_depth_check.quantities_figure(make_results()) is not None
@@ -75,6 +84,8 @@ def test_without_the_published_rate_nothing_is_compared_with_the_figure():
     results = make_results().sel(learning_rate=[1e-4, 3e-3])
     keys = {row.key for row in run_depth_check.judge_claims(results, SETUP)}
     assert "depth growth" not in keys and "depth tokens" in keys
+    wide = results.assign_coords(d_model=[256])  # as wide as the published networks
+    assert {row.key for row in run_depth_check.judge_claims(wide, SETUP)} == keys
     comparisons = list(run_depth_check.compare_results(results))
     assert comparisons and all(c.published is None for c in comparisons)
     fig = run_depth_check.quantities_figure(results)
@@ -152,7 +163,8 @@ def test_one_depth_has_no_power_and_a_statement_needs_its_rule_and_step():
     linear = {
         r.key: r.estimate for r in run_depth_check.judge_claims(half.isel(learning_rate=[1]), SETUP)
     }
-    assert linear["depth linear"] == pytest.approx(0.1 + 0.5, abs=0.05)
+    assert linear["depth linear"] == pytest.approx(-2 * (0.1 + 0.5), abs=0.1)
+    assert linear["depth tokens completep"] == pytest.approx(0.1, abs=0.05)
     lines = [c.quantity for c in run_depth_check.compare_results(both)]
     assert sum("loss of the deepest network at step 10" in line for line in lines) == 6
 
@@ -191,3 +203,9 @@ def test_each_cell_is_trained_by_its_rule_rate_and_decay(monkeypatch):
     assert rule == run_depth_check.rc.depth_rule("mup", base)
     assert fields == {"rate": 0.25, "weight_decay": 0.5, "steps": 2, "batch_size": 7}
     assert results.step.values.tolist() == [1, 2] and results.loss.values.tolist() == [[3, 2]]
+
+
+def test_another_text_is_another_run(monkeypatch):
+    make, identify = opened_with(run_depth_check, monkeypatch, "options")
+    assert make is run_depth_check.make_setup
+    assert identify is run_depth_check.identity

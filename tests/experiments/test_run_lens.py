@@ -1,6 +1,7 @@
 """run_lens: shares, cosines and ranks against Jacobians, and the file of the Jacobian lens."""
 
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from experiments import run_lens
 from experiments.lens import influence, lens_file, lens_results
 from experiments.trained.opened_networks import Network
+from tests.support.counted import record_progress
 from tests.support.runs import parsed, result_of, rows, run
 
 
@@ -125,11 +127,16 @@ def test_ranks_are_of_the_early_start_alone_and_texts_are_extended(monkeypatch):
         return {"rank": compute()}
 
     folder = SimpleNamespace(log=lambda line: None, cached=read_or_compute)
+    events = record_progress(monkeypatch, run_lens)
     early, texts = lens_results.EARLY, [("a, texts", 4), ("b, texts", 4)]
     for start, num_ranked, has_ranks in ((early, 2, True), (0.5, 2, False), (early, 0, False)):
         asked.clear()
+        events.clear()
         options = SimpleNamespace(start=start, num_ranked=num_ranked)
         parts, place = run_lens.measure(options, networks, folder)
+        activities = [(f"measuring {label}", folder.log) for label in "ab"]
+        steps = activities[0], "step", activities[1], "step"
+        assert events == [(2, "influence", folder.log), *steps, "end"]
         ranks = ["a, ranks", "b, ranks"] if has_ranks else []
         assert [a for a in asked if isinstance(a, tuple)] == texts and place == start
         assert [a for a in asked if isinstance(a, str)] == ranks
@@ -153,11 +160,30 @@ def test_lenses_are_of_causal_networks_and_those_that_are_there_stay(tmp_path, m
     run_lens.write_lenses(SimpleNamespace(lens_folder=tmp_path / "lenses"), networks)
     written = {path.name: path.read_text() for path in (tmp_path / "lenses").iterdir()}
     assert written == {"new.pt": "('new', 4)", "old.pt": "before"}
+    further = tmp_path / "a" / "b"
+    run_lens.write_lenses(SimpleNamespace(lens_folder=str(further)), networks[:1])
+    assert [path.name for path in further.iterdir()] == ["new.pt"]
     assert capsys.readouterr().out.splitlines() == [
         f"written to {tmp_path / 'lenses' / 'new.pt'}",
         f"the lens of old is there: {tmp_path / 'lenses' / 'old.pt'}",
         "no lens of masked: it is not a causal language model",
+        f"written to {further / 'new.pt'}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("folder", "is_writing", "is_written"), [("a", True, 1), ("a", False, 0), ("", True, 0)]
+)
+def test_a_run_that_is_only_read_writes_no_lenses(folder, is_writing, is_written, monkeypatch):
+    written, run = [], MagicMock(is_writing=is_writing)
+    run.measure.return_value = [MagicMock(results="results", setup="networks")]
+    run.__enter__.return_value = run
+    monkeypatch.setattr(run_lens, "open_run", lambda *_: run)
+    monkeypatch.setattr(run_lens, "write_lenses", lambda *arguments: written.append(arguments))
+    monkeypatch.setattr(run_lens, "lens_results", MagicMock())
+    options = SimpleNamespace(grows=False, lens_folder=folder)
+    assert run_lens.main(options) is run.finish()
+    assert written == [(options, "networks")] * is_written
 
 
 def test_weights_are_those_of_the_folder_or_drawn_by_the_seed(monkeypatch):

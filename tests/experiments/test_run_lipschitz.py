@@ -11,6 +11,7 @@ from experiments.trained.opened_networks import UNTRAINED, Network
 from experiments.trained.packages import PACKAGES
 from experiments.verdicts import STATEMENTS
 from tests.support.closeness import assert_close
+from tests.support.counted import record_progress
 from tests.support.golden_runs import check_arrays
 from tests.support.runs import arrays, check_mistake, parsed, result_of, rows, run
 
@@ -62,23 +63,34 @@ def test_texts_are_as_long_as_the_longest_and_skipped_ones_are_loaded_first(monk
 
 
 def test_every_number_of_tokens_is_measured_once_and_has_its_own_part(monkeypatch):
-    asked, networks = [], [Network(name, None, {"x": [0] * 3}, None) for name in "ab"]
+    asked, made = [], []
+    networks = [Network(name, None, {"x": [0] * 3}, None) for name in "ab"]
 
     def extend_part(folder, part, count, compute):
         asked.append((part, count, compute.args[0].label, compute.args[1]))
         return {}
 
     def make_dataset(arrays, tokens):
-        values = np.zeros((len(arrays), 3))
-        return xr.Dataset({"value": (("tokens", "seed"), values)}, {"tokens": tokens})
+        depth = len(made) + 1  # the second network is deeper
+        made.append(depth)
+        values = np.full((len(arrays), 3, depth), float(depth))
+        axes = {"tokens": tokens, "seed": range(3), "layer": range(1, depth + 1)}
+        return xr.Dataset({"value": ([*axes], values)}, axes)
 
     monkeypatch.setattr(run_lipschitz, "extend_part", extend_part)
     monkeypatch.setattr(run_lipschitz, "make_dataset", make_dataset)
     options, folder = parsed(run_lipschitz, "--tokens=8,4,8,16"), SimpleNamespace(log=print)
+    events = record_progress(monkeypatch, run_lipschitz)
     results = run_lipschitz.measure(options, networks, folder)
+    activities = {
+        name: [(f"measuring {name}, {n} tokens", print) for n in (4, 8, 16)] for name in "ab"
+    }
+    steps = *activities["a"], "step", *activities["b"], "step"
+    assert events == [(2, "constants", print), *steps, "end"]
     assert asked == [(f"{name}, {n} tokens", 3, name, n) for name in "ab" for n in (4, 8, 16)]
     assert results.tokens.values.tolist() == [4, 8, 16]
     assert results.network.values.tolist() == ["a", "b"]
+    np.testing.assert_array_equal(results.value[:, 0, 0], [[1, np.nan], [2, 2]])
 
 
 def test_texts_from_an_index_on_are_measured_with_or_without_a_mask(monkeypatch):
@@ -126,6 +138,7 @@ def test_numbers_of_each_network_are_over_its_own_layers():
         geometric = np.exp(np.log(size).mean(axis=1))
         for layer in range(depth):
             assert_close(curves[layer].get_ydata(), geometric[:, layer])
+        assert not len(constants[index].xaxis.get_minorticklocs())
         start = np.median(geometric[0])
         for line, power in zip(curves[depth:], (0.25, 0.5), strict=True):
             assert_close(line.get_ydata(), start * (np.array(tokens) / 4) ** power)

@@ -49,6 +49,40 @@ def test_path_lengths_are_between_none_and_all_loops(results):
     assert np.isnan(results.path_length.sel(tied=False)).all()
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_network_is_measured_at_the_gain_of_its_point(tied, monkeypatch):
+    """The fixed point and the transverse are those of a loop: the input has none."""
+    flags = f"--tied={tied}", "--depth=3", "--d_model=8", "--gain_power=0.25"
+    options = parsed(run_loops, *flags)
+
+    class Seeds:
+        def __init__(self, *arguments):
+            assert arguments == (options, "folder", "depth 3")
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def measure(self, measure_seed, make_cells):
+            assert make_cells(options) == {"": 3**-0.25}
+            arrays = {"rms": np.ones((2, 4)), "token_cosine": np.zeros((2, 4))}
+            if tied:
+                sizes = np.tile([[[1.0, 0, 3, 0]]], (2, 4, 1))
+                arrays |= {"path_size": sizes, "fixed_point": np.ones((2, 3))}
+                arrays |= {"transverse": 2 * np.ones((2, 3))}
+            return {"": arrays}
+
+    monkeypatch.setattr(run_loops, "Executor", Seeds)
+    results = run_loops.measure(options, "config", "folder")
+    assert results.loop.values.tolist() == [0, 1, 2, 3] and ("path_length" in results) == tied
+    if tied:
+        assert_close(results.path_length, np.full((2, 4), 1.5))
+        for name, value in (("fixed_point", 1), ("transverse", 2)):
+            np.testing.assert_array_equal(results[name], [[np.nan] + [value] * 3] * 2)
+
+
 def make_results(growth, cosines):
     """Makes results of 16 loops whose states grow by 10^growth for the gain powers 0.5 and 1."""
     axes = {"tied": [True], "gain_power": [0.5, 1.0], "depth": [16]}

@@ -1,11 +1,15 @@
 """Examples of run_memorization."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from experiments import run_memorization as memorization
 from experiments.lab import cli, list_points
+from tests.support.runs import opened_with
 
 
 def test_compact_vocabulary_keeps_the_texts():
@@ -28,6 +32,12 @@ def test_the_published_command_has_the_published_names():
     options = cli.parse_flags(memorization.FLAGS, [*others, "--overwrite_output_dir"])
     assert (options.num_tokens, options.n_epochs, options.batch_size) == (9, 7, 3)
     assert options.overwrite and not cli.parse_flags(memorization.FLAGS, []).overwrite
+
+
+def test_paths_are_at_most_as_long_as_the_network_is_deep():
+    options = make_options("--depth=2", "--path_len=3", "--task_name=shipped")
+    with pytest.raises(ValueError, match="path_len=3 is larger than depth=2"):
+        memorization.make_task(options)
 
 
 def make_options(*arguments):
@@ -70,3 +80,9 @@ def test_labels_of_tokens_are_uniform_and_those_of_the_key():
     counts = np.bincount(np.asarray(first.labels).ravel(), minlength=3)
     assert len(counts) == 3 and np.abs(counts / 3000 - 1 / 3).max() < 0.05
     assert (first.labels[0] != first.labels[1]).any()
+
+
+def test_another_text_is_another_run(monkeypatch):
+    make, identify = opened_with(memorization, monkeypatch, "options")
+    assert make is memorization.make_task
+    assert identify(SimpleNamespace(extra={"texts": "a"})) == {"texts": "a"}

@@ -1,5 +1,7 @@
 """Paths at initialisation: chains of attention by length, and how many paths there are."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +9,10 @@ import pytest
 import rank_collapse as rc
 from experiments import run_path_chains
 from experiments.lab.experiment import read_run
-from tests.support.runs import parsed, result_of, rows, run, single_columns
+from tests.support.closeness import assert_close
+from tests.support.golden import read_arrays
+from tests.support.golden_runs import arrays_path
+from tests.support.runs import opened_with, parsed, result_of, rows, run, single_columns
 
 
 @pytest.mark.full
@@ -46,6 +51,52 @@ def test_seeds_that_overflow_are_named_and_kept_apart():
         run_path_chains.keep_finite_seeds({"sum_error": arrays["sum_error"][::2]}, lines.append)
 
 
+def test_seeds_are_measured_as_they_are_drawn_and_kept_where_they_are_finite(monkeypatch):
+    """On a CPU one for each device at a time; medians are over paths, then over repeats."""
+    options = parsed(run_path_chains, *run_path_chains.EXPERIMENT.presets["tiny"])
+    setup, lines = run_path_chains.make_setup(options), []
+    saved = {
+        name.removeprefix("seeds/"): np.concatenate([values, values])
+        for name, values in read_arrays(arrays_path("run_path_chains").read_text("utf-8")).items()
+    }
+    saved["sum_error"][1] = np.nan
+    errors = saved["estimate_error"]
+    saved["estimate_error"] = np.concatenate([errors, 2 * errors, 5 * errors], axis=3)
+
+    class Seeds:
+        mesh, progress = SimpleNamespace(size=3), SimpleNamespace(say=lines.append)
+
+        def __init__(self, *arguments):
+            assert arguments == (options, "folder", "path chains")
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def measure(self, measure, cells, *, most, draw):
+            assert (cells, most) == ({"seeds": None}, 3)
+            assert measure("draws", None) == (setup, "draws")
+            assert draw("key", None) == (options, setup, "key")
+            return {"seeds": dict(saved)}
+
+    monkeypatch.setattr(run_path_chains, "Executor", Seeds)
+    monkeypatch.setattr(run_path_chains.seeds, "is_on_cpu", lambda mesh: mesh is Seeds.mesh)
+    for name in ("measure_seed", "draw"):
+        monkeypatch.setattr(run_path_chains, name, lambda *arguments: arguments)
+    results = run_path_chains.measure(options, setup, "folder")
+    assert len(lines) == 1 and lines[0].startswith("seed 1 is kept apart")
+    assert results["seed"].tolist() == [0, 2, 3] and [*results["paths"]] == [1, 4, 4]
+    chains, errors = saved["chain_mean"][[0, 2, 3]], saved["estimate_error"][[0, 2, 3]]
+    middle = np.median(chains, axis=2)
+    assert_close(results["chain_mean_median"], np.insert(middle, 0, np.nan, axis=1))
+    assert_close(results["chain_slope"], np.log10(middle[:, 1] / middle[:, 0]))
+    for place, number in enumerate((5, 20)):
+        expected = np.insert(np.median(errors[:, place], axis=2), 0, np.nan, axis=1)
+        assert_close(results[f"error_of_{number}_paths"], expected)
+
+
 @pytest.mark.full
 def test_chains_are_the_first_set_of_paths_and_estimates_the_first_paths_of_each(monkeypatch):
     """Random numbers of the tokens, the weights, the chains and the sets are of four keys."""
@@ -75,3 +126,9 @@ def test_chains_are_the_first_set_of_paths_and_estimates_the_first_paths_of_each
     )
     *_, paths, sets = run_path_chains.draw(fewer, setup, key)
     assert paths.shape == (2, 4, 2) and sets.shape == (2, 3, 20, 2)
+
+
+def test_another_text_is_another_run(monkeypatch):
+    make, identify = opened_with(run_path_chains, monkeypatch, "options")
+    assert make is run_path_chains.make_setup
+    assert identify(SimpleNamespace(source={"text": "a"})) == {"text": "a"}

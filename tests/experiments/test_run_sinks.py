@@ -13,6 +13,7 @@ from experiments import run_sinks
 from experiments.trained.opened_networks import Network, make_untrained
 from rank_collapse import pretrained
 from tests.support.closeness import assert_close
+from tests.support.counted import record_progress
 from tests.support.runs import parsed
 
 
@@ -61,7 +62,7 @@ def test_a_key_is_excluded_as_the_flag_says(how):
 def test_further_texts_are_measured_as_in_one_run(monkeypatch):
     """Texts from the second on have the same keys as before, and the networks of --seed."""
     arguments = ["--untrained", "--num_texts=4", "--max_tokens=16", "--key=random", "--seed=3"]
-    options, measured = parsed(run_sinks, *arguments, "--start=0.4"), []
+    options, measured = parsed(run_sinks, *arguments, "--start=0.6"), []
     network = make_untrained("llama", options)
 
     def measure_texts(params, config, replaced, texts):
@@ -90,6 +91,10 @@ def test_further_texts_are_measured_as_in_one_run(monkeypatch):
             np.testing.assert_array_equal(further_texts[name], values[1:], err_msg=name)
         np.testing.assert_array_equal(whole["change"].any(axis=0), np.arange(16) == 2)
         assert whole["loss"].shape == (4,) and len({*whole["loss"]}) > 1
+        draw, start = np.random.default_rng(3), 2  # of the layers the nearest to 0.6 · 3
+        assert network.source.config.depth == 3
+        keys = [draw.choice([3, 4, 5, 6, 7]) for _ in range(4)]  # but the token that is replaced
+        assert (whole["keys"].ravel() - start).tolist() == keys
     key = jax.random.key(3)
     _, expected = pretrained.random_like(network.source.settings, key)
     for params, replaced in measured:
@@ -198,7 +203,7 @@ def test_every_network_is_measured_with_both_weights_and_padded_to_the_deepest(m
         Network(label, SimpleNamespace(config=SimpleNamespace(depth=depth)), {"x": [0] * 2}, None)
         for label, depth in (("shallow", 1), ("deep", 3))
     ]
-    asked, logged = [], []
+    asked = []
 
     def extend_part(folder, part, count, measure):
         asked.append((part, count))
@@ -211,10 +216,14 @@ def test_every_network_is_measured_with_both_weights_and_padded_to_the_deepest(m
 
     monkeypatch.setattr(run_sinks, "extend_part", extend_part)
     monkeypatch.setattr(run_sinks, "measure_network", measure_network)
-    folder = SimpleNamespace(log=logged.append)
+    folder = SimpleNamespace(log="log")
+    events = record_progress(monkeypatch, run_sinks)
     results = run_sinks.measure(SimpleNamespace(), networks, folder)
     names = [f"{n}, {w} weights" for n in ("shallow", "deep") for w in ("trained", "random")]
     assert asked == [(name, 2) for name in names] and results.layer.values.tolist() == [0, 1, 2, 3]
+    assert events[0] == (4, "networks, trained and at random", "log")
+    steps = ((f"measuring {name}", "log") for name in names)
+    assert events[1:] == [event for step in steps for event in (step, "step")] + ["end"]
     for name, value, layers in zip(names, (0, 1, 10, 11), (2, 2, 4, 4), strict=True):
         network = results.sel(network=name)
         spread = network.spread.transpose("seed", "layer").values
@@ -265,4 +274,5 @@ def test_statements_are_of_trained_weights_at_the_points_that_were_measured():
     b = results.sel(key="first", how="hidden", start=0.4, network=labels[2])
     assert_close(curves["hidden from 0.4 L on"], b.token_cosine.mean("seed"))
     assert_close(curves["as it is"], b.whole_token_cosine.mean("seed"))
+    assert all(tick == round(tick) for tick in drawn.axes[2].get_xticks())
     assert run_sinks.cosine_figure(results.sel(key=["random"])) is None

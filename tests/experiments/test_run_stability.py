@@ -192,5 +192,9 @@ def test_the_deepest_network_is_compared_with_the_law_where_it_is_visible():
     assert single.note == "of 2 networks; the least of a network is 1"
     assert len(lines) == 7 and lines[6].measured == "0.500, 0.500"
     assert lines[6].note == "Liu et al. 2020; 1 layer"
+    gap = {c: m | {"apart": apart[:, [0, 2, 1]]} for c, m in results.items() if c.depth == 2}
+    assert next(run_stability.compare_results(gap)).quantity.endswith("after 2 layers")
+    unknown = {c: m | {"expected_log_apart": law * np.nan} for c, m in results.items()}
+    assert next(run_stability.compare_results(unknown)).published is None
     only_pre = {case: values for case, values in results.items() if case.design == "pre"}
     assert len(list(run_stability.compare_results(only_pre))) == 3

@@ -20,6 +20,7 @@ from experiments.theorems.outcomes import (
     judge,
 )
 from tests.support.closeness import assert_close
+from tests.support.counted import record_progress
 from tests.support.runs import rows, run
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -115,6 +116,38 @@ def test_the_quick_size_leaves_out_what_takes_long():
     assert {*names} == {*run_theorems.THEOREMS} - {*run_theorems.LONG}
 
 
+def test_draws_of_all_settings_are_counted_and_named(monkeypatch):
+    """Two programs: one has two settings, whose traced sizes differ."""
+
+    class Seeds:
+        def __init__(self, *arguments):
+            assert arguments == (options, "folder", "draws", 4 * 3)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def measure(self, measure_one, cells):
+            return {name: measure_one(np.arange(4), traced) for name, traced in cells.items()}
+
+    def list_draws(theorems):
+        assert theorems == "theorems"
+        yield "a", lambda seed, *, end: seed + end, {"one": {"end": 10}, "two": {"end": 20}}
+        yield "b", lambda seed: -seed, {"one": {}}
+
+    options = SimpleNamespace(num_seeds=4)
+    monkeypatch.setattr(run_theorems, "Executor", Seeds)
+    monkeypatch.setattr(run_theorems.draws, "list_draws", list_draws)
+    values = run_theorems.measure_draws(options, "theorems", "folder")
+    assert {place: draws.tolist() for place, draws in values.items()} == {
+        ("a", "one"): [10, 11, 12, 13],
+        ("a", "two"): [20, 21, 22, 23],
+        ("b", "one"): [0, -1, -2, -3],
+    }
+
+
 def test_curves_and_draws_are_of_the_seed_and_in_float64(monkeypatch, tmp_path):
     """Each theorem has its own part of the folder, and statements follow from the same flags."""
     made, parts = [], []
@@ -131,11 +164,13 @@ def test_curves_and_draws_are_of_the_seed_and_in_float64(monkeypatch, tmp_path):
         return compute()
 
     monkeypatch.setattr(run_theorems, "measure_draws", lambda *arguments: arguments)
-    options, folder = SimpleNamespace(seed=7), SimpleNamespace(log=None, cached=cached)
+    options, folder = SimpleNamespace(seed=7), SimpleNamespace(log="log", cached=cached)
+    events = record_progress(monkeypatch, run_theorems)
     theorems = {name: make(name) for name in ("width", "masks")}
     with jax.enable_x64(False):
         results = run_theorems.measure(options, theorems, folder)
     assert made == [(name, 7, np.float64) for name in theorems] and parts == [*theorems]
+    assert events == [(2, "theorems", "log"), "step", "step", "end"]
     assert results.draws == (options, theorems, folder)
     assert {name: curve.measured.tolist() for name, (curve,) in results.curves.items()} == {
         "width": [7],

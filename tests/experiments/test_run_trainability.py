@@ -266,11 +266,26 @@ def test_solid_lines_are_before_training_and_dashed_ones_after_it():
     for ax, (name, place) in zip(panels, measures.items(), strict=True):
         solid, dashed = ([a for a in ax.lines if a.get_linestyle() == s] for s in ("-", "--"))
         assert len(solid) == len(dashed) == len(cells)
+        assert all(tick == round(tick) for tick in ax.get_xticks())
         for results, before, after in zip(cells.values(), solid, dashed, strict=True):
             values = results[name][..., 1:] if place is None else results["gradients"][:, :, place]
             values = np.log10(values)
             assert_close(before.get_ydata(), values[:, 0].mean(axis=0))
             assert_close(after.get_ydata(), np.median(values[:, -1], axis=0))
+
+
+def test_a_seed_that_overflowed_has_no_residual_after_training():
+    cells = make_cells()
+    for results in cells.values():
+        results["residual_ratio"][0, -1] = np.nan
+    for results, row in zip(cells.values(), binary.compare_results(cells), strict=True):
+        before, after = results["residual_ratio"][:, 0, -1], results["residual_ratio"][1:, -1, -1]
+        norms = results["gradients"][:, 0]
+        share = np.median(norms[:, 0] / norms[:, 2])
+        assert row.note.endswith(
+            f"last residual ratio {before.mean():.1g} before training and {after.mean():.1g} after "
+            f"it; gradient of W_Q before it {share:.1g} of W_V's"
+        )
 
 
 def test_the_finding_names_admin_too():

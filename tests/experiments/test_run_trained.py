@@ -28,6 +28,7 @@ from rank_collapse import pretrained
 from rank_collapse.text import tokens
 from tests.oracles.frozen_paths import softmax
 from tests.support.closeness import assert_close
+from tests.support.counted import record_progress
 from tests.support.runs import parsed, result_of, rows, run
 
 ALBERT = "albert-reactions"
@@ -280,7 +281,8 @@ def test_each_network_has_its_own_texts_and_weights_at_random(monkeypatch):
         "extend_part",
         lambda folder, part, count, compute: {"part": part, "count": count} | compute(7),
     )
-    folder = SimpleNamespace(log=None, cached=lambda part, compute: {"cached": part} | compute())
+    folder = SimpleNamespace(log="log", cached=lambda part, compute: {"cached": part} | compute())
+    events = record_progress(monkeypatch, run_trained)
     assert run_trained.measure(options, networks, folder) == {
         label: {
             "part": f"{label}, texts",
@@ -291,6 +293,8 @@ def test_each_network_has_its_own_texts_and_weights_at_random(monkeypatch):
         }
         for label, count in (("a", 2), ("b", 3))
     }
+    steps = ("measuring a", "log"), "step", ("measuring b", "log"), "step"
+    assert events == [(2, "trained networks", "log"), *steps, "end"]
 
 
 def test_skipped_texts_are_read_beside_those_that_are_measured(monkeypatch):
@@ -305,6 +309,8 @@ def test_skipped_texts_are_read_beside_those_that_are_measured(monkeypatch):
     assert asked == [5] and [network.label for network in left] == ["a", "b"]
     assert all(network.inputs["x"].ravel().tolist() == [2, 3, 4] for network in left)
     monkeypatch.setattr(run_trained, "make_untrained", lambda name, options: name)
+    with pytest.raises(ValueError, match="--networks=gpt5 is not one of albert, llama"):
+        run_trained.open_networks(parsed(run_trained, "--untrained", "--networks=gpt5"))
     for flag, names in (("", ["albert", "llama"]), ("--networks=llama", ["llama"])):
         parsed_options = parsed(run_trained, "--untrained", *flag.split())
         assert run_trained.open_networks(parsed_options) == names

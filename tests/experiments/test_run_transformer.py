@@ -91,6 +91,28 @@ def test_attention_maps_are_distributions_over_what_exists(folder):
                 assert (maps[seed][..., tokens == 0] == 0).all()
 
 
+@pytest.mark.parametrize("task", ["sort", "translation"])
+def test_pairs_are_of_the_flags_and_of_keys_of_their_own(task, monkeypatch):
+    """A translation's lexicon has a key of its own, too."""
+    calls = []
+
+    def make_pairs(key, count, **fields):
+        calls.append((key, count, fields))
+        return f"{count} pairs"
+
+    monkeypatch.setattr(binary.sequences, "make_pairs", make_pairs)
+    monkeypatch.setattr(binary.grammar, "make_pairs", make_pairs)
+    monkeypatch.setattr(binary.grammar, "make_lexicon", lambda key: ("lexicon", key))
+    sizes = {"num_tokens": 7, "num_labels": 5, "min_len": 3, "n_train_data": 11, "n_eval_data": 4}
+    options, key = SimpleNamespace(task=task, **sizes), jax.random.key(6)
+    assert binary.make_data(options, key) == {"train": "11 pairs", "eval": "4 pairs"}
+    key_lexicon, key_train, key_eval = jax.random.split(key, 3)
+    fields = {"seq_len": 7, "num_letters": 5, "task": task, "min_len": 3}
+    if task == "translation":
+        fields = {"lexicon": ("lexicon", key_lexicon)}
+    assert calls == [(key_train, 11, fields), (key_eval, 4, fields)]
+
+
 def test_what_is_measured_of_a_seed_is_of_its_held_out_pairs(monkeypatch):
     """Means over the first pairs alone, each without its padding; maps of the first pair."""
     rng = np.random.default_rng(4)
@@ -205,6 +227,7 @@ def test_seeds_that_diverged_are_left_out_of_figures_and_comparisons():
         kind = [*binary.KINDS][index % 3]
         expected = results["attention"][kind][2, layer].mean(axis=0)
         assert_close(ax.images[0].get_array(), expected)
+        assert not any(line.get_visible() for line in [*ax.get_xgridlines(), *ax.get_ygridlines()])
         assert ax.get_title().endswith(f"layer {layer + 1}")
     words = [[t.get_text() for t in ax.get_xticklabels()] for ax in shown[:3]]
     assert words == [["0", "1"], ["0", "2"], ["0", "1"]]
@@ -213,4 +236,5 @@ def test_seeds_that_diverged_are_left_out_of_figures_and_comparisons():
     (ax,) = binary.residual_figure(results, task).axes
     assert [line.get_label() for line in ax.lines] == ["encoder", "decoder"]
     assert_close(ax.lines[0].get_ydata(), [1, 0.25])
+    assert all(tick == round(tick) for tick in ax.get_xticks())
     assert binary.token_words([0, 1, 2, 3, 12]) == ["·", "⊢", "⊣", "0", "9"]

@@ -96,7 +96,7 @@ def test_widths_shown_are_of_the_table(by_depth):
     assert row.estimate == pytest.approx(np.mean(np.abs(gains) <= 0.05))
 
 
-def test_losses_and_accuracies_drawn_are_of_the_seeds_that_did_not_diverge():
+def test_losses_and_accuracies_drawn_are_of_the_seeds_that_did_not_diverge(monkeypatch):
     losses = np.array([[4.0, 1.0], [np.nan, np.nan], [9.0, 4.0]])
     results = {
         "depth 1": {
@@ -111,6 +111,11 @@ def test_losses_and_accuracies_drawn_are_of_the_seeds_that_did_not_diverge():
     assert_close(loss.lines[0].get_ydata(), [6.0, 2.0])  # geometric means
     assert loss.lines[0].get_label() == "1 layer, width 8"
     assert_close(accuracy.lines[0].get_ydata(), [0.625])
+    shape = {"depth": 1, "hidden_dim": 8, "parameters": 90}
+    monkeypatch.setattr(run_width, "describe_shape", lambda case: shape)
+    (line,) = run_width.compare_results(results, cases)
+    assert (line.quantity, line.measured) == ("token accuracy at depth 1, width 8", 0.625)
+    assert line.note == "standard deviation 0.125 over 2 seeds; 90 parameters"
 
 
 def test_widths_are_multiples_of_the_heads_nearest_in_parameters():

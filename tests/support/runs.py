@@ -44,6 +44,22 @@ def finished(module, *arguments):
     return folder
 
 
+def opened_with(module, monkeypatch, options):
+    """(function that makes the set-up, function that identifies it) with which a run is opened."""
+    opened = []
+
+    def open_run(*arguments):
+        opened.append(arguments)
+        raise InterruptedError
+
+    monkeypatch.setattr(module, "open_run", open_run)
+    with pytest.raises(InterruptedError):
+        module.main(options)
+    ((opened_options, *functions),) = opened
+    assert opened_options is options
+    return functions
+
+
 def result_of(module, folder):
     """Reads (results, set-up) of a run with one point: no axes, or only axes of its results."""
     (point,) = read_run(module, folder).points

@@ -68,12 +68,12 @@ def test_a_script_that_is_run_by_its_path_is_answered_with_the_command(script):
         (REPOSITORY / "experiments", script),
         (REPOSITORY, f"experiments/{script}"),
     ):
-        command = [sys.executable, path, "--depth=2", "--run_name=a b"]
+        command = [sys.executable, path, "--depth=2", "--run_name=a\nb"]
         process = subprocess.run(command, cwd=folder, env={}, capture_output=True, text=True)
         assert process.returncode == 2 and process.stdout == ""
         module = f"experiments.{script.removesuffix('.py')}"
         expected = (
-            f"in the folder {REPOSITORY} type: python -m {module} --depth=2 '--run_name=a b'\n"
+            f"in the folder {REPOSITORY} type: python -m {module} --depth=2 '--run_name=a\\nb'\n"
         )
         assert process.stderr.endswith(expected) and process.stderr.count("\n") == 1
 

@@ -1,5 +1,7 @@
 """Causal attention on the sphere: parked tokens and the others."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -34,7 +36,7 @@ def test_groups_on_the_circle_are_counted_wherever_its_angles_begin(turn):
 
 def test_the_repeated_token_counts_with_its_number():
     """Against NumPy: of k equal keys one has k times the weight."""
-    key, depth = jax.random.key(0), 1
+    key, depth = jax.random.key(0), 2
     (distance,) = causal.repeated_distances(key, (3,), depth=depth, d=8)
     config = causal.make_pre_norm(depth, 8, 4)
     key_e, key_p = jax.random.split(key)
@@ -43,14 +45,16 @@ def test_the_repeated_token_counts_with_its_number():
 
     def last_state(count):
         x = np.stack([*[one] * count, zero])
-        normed = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + config.norm_eps)
-        out = zero.copy()
-        for h in range(4):
-            q, k, v, o = (np.asarray(getattr(attention, f"w_{n}"))[0, h] for n in "qkvo")
-            scores = (normed @ k) @ (normed[-1] @ q) / np.sqrt(k.shape[1])
-            weights = np.exp(scores) / np.exp(scores).sum()
-            out = out + weights @ normed @ v @ o
-        return out
+        for layer in range(depth):
+            normed, branch = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + config.norm_eps), 0
+            for h in range(4):
+                q, k, v, o = (np.asarray(getattr(attention, f"w_{n}"))[layer, h] for n in "qkvo")
+                weights = np.exp(normed @ q @ (normed @ k).T / np.sqrt(k.shape[1]))
+                weights = weights * np.tri(count + 1)
+                weights = weights / weights.sum(axis=1, keepdims=True)
+                branch = branch + weights @ normed @ v @ o
+            x = x + branch
+        return x[-1]
 
     assert_close(distance, np.linalg.norm(last_state(3) - last_state(4)), rtol=1e-5)
 
@@ -207,6 +211,10 @@ def test_curves_of_repeated_tokens_are_of_the_distances_by_draw(monkeypatch):
         ("none", 3, False),
     ]
     assert near.tolerance == 0
+    names = "mean of the draws, beside", "distance goes to 0", "k⁻²: one fourth"
+    names += "from k/2 to k, mean of the draws", "power of k from 32 to 256"
+    for curve, name in zip((mean, near, quarter, power, slopes), names, strict=True):
+        assert curve.name.startswith(name)
 
 
 def test_the_fitted_power_is_that_of_the_larger_counts(monkeypatch):
@@ -257,12 +265,28 @@ def test_the_largest_norm_over_its_bound_is_that_of_numpy(freeze):
     assert_close(measured, max(ratios), rtol=1e-4)
 
 
+def test_weights_of_paths_are_constants_where_they_are_to_be(monkeypatch):
+    asked = []
+
+    def transport(fn, x, direction, **options):
+        asked.append(options)
+        return SimpleNamespace(by_position=jax.numpy.stack([direction, 2 * direction]))
+
+    monkeypatch.setattr(causal.rc.paths, "transport", transport)
+    key, sizes = jax.random.key(5), {"depth": 3, "n": 3, "d": 2}
+    measured = [causal.bound_ratio(key, 1.5, freeze=freeze, **sizes) for freeze in (True, False)]
+    common = {"layer": 0, "branches": "attention", "skip": 0}
+    assert asked == [common | {"freeze": True}, common | {"freeze": False}]
+    assert measured[0] == measured[1] and measured[0] < 3  # of three times the identity
+
+
 def test_curves_of_the_bound_are_by_scale_and_kind(monkeypatch):
     monkeypatch.setattr(causal, "bound_ratio", lambda key, scale, freeze: scale * (3 - 2 * freeze))
     fixed, exact = causal.jacobian_curves(0)
     assert_close(fixed.measured, causal.SCALES)
     assert_close(exact.measured, 3 * np.array(causal.SCALES))
     assert [*fixed.x] == [*exact.x] == [*causal.SCALES]
+    assert (fixed.name, exact.name) == ("weights of attention fixed", "exact Jacobian")
     assert (fixed.relation, fixed.predicted, fixed.beyond) == ("≤", 1, False)
     assert (exact.relation, exact.predicted, exact.beyond) == ("≤", 1, True)
 
@@ -293,3 +317,5 @@ def test_products_of_causal_attention_are_those_of_numpy():
     assert_close(off.predicted, [min(1, n * (1 - least) ** k) for k in depths], rtol=1e-6)
     assert_close(second.predicted, 0.75**depths)
     assert (off.panel, shared.panel, second.panel) == (0, 0, 1)
+    names = "off the first token, no skips", "share 1/L of attention", "share ½ of attention"
+    assert [c.name.endswith(name) for c, name in zip((off, shared, second), names, strict=True)]

@@ -33,6 +33,17 @@ def test_a_panel_has_one_quantity_as_points_over_lines():
     assert len(second.lines) == 1 and second.get_ylabel() == "factor"
 
 
+def test_a_bound_is_a_mark_beside_a_line_that_begins_later():
+    """A prediction that lacks its first number is a line as well; one without any is none."""
+    theorem = run_theorems.THEOREMS["masks"]._replace(panels=(Panel("n", "cosine"),))
+    bound = Curve("bound", [2], 0.9, [0.3], "≤")
+    for predicted, style in (([np.nan, 0.2], "None"), ([np.nan, np.nan], "--")):
+        other = Curve("other", [1, 2], predicted, [0.1, 0.2], "none")
+        (ax,) = plot_theorem(theorem, [other, bound]).axes
+        assert ax.lines[-1].get_linestyle() == style
+        assert ax.lines[-1].get_ydata()[0] == 0.9
+
+
 @pytest.mark.parametrize(
     ("places", "are_whole"), [((0, 2, 4), True), ((0, 0.25, 1), False), ((0.5, 1.5), False)]
 )
@@ -51,3 +62,4 @@ def test_few_places_of_a_logarithmic_axis_are_named(count, are_named):
     (ax,) = plot_theorem(theorem, [Curve("flow", x, x, x)]).axes
     labels = [label.get_text() for label in ax.get_xticklabels()]
     assert (labels == [f"{place}" for place in x]) is are_named
+    assert (len(ax.xaxis.get_minorticklocs()) == 0) is are_named

@@ -80,6 +80,7 @@ def test_curves_of_heads_are_logarithms_of_means_over_draws(monkeypatch):
     assert_close(last.measured, [np.log(values[-1]) for values in apart.values()], rtol=1e-6)
     assert_close(last.predicted, np.log(law[-1]), rtol=1e-5)
     assert (last.x, last.relation, last.tolerance, last.panel) == ((1, 4, 16), "=", 0.15, 1)
+    assert last.name == "after 12 layers, uniform"
     assert set(calls) == {(1, 5, True), (4, 5, True), (16, 5, True)}
 
 
@@ -115,6 +116,7 @@ def test_shares_of_differences_by_depth_are_those_of_numpy(monkeypatch):
             assert_close(curve.predicted[place], law, rtol=1e-9)
     assert (small.name, large.name) == ("gain 1/√L", "gain 1")
     assert small.x == large.x == (4, 16, 64) and small.tolerance == 0.3
+    assert small.panel == large.panel == 0 and small.relation == large.relation == "="
 
 
 @pytest.mark.parametrize("is_random", [True, False])
@@ -149,6 +151,7 @@ def test_shares_of_opposite_pairs_are_by_time_and_kind(monkeypatch):
     assert (random.name, identity.name) == ("random values", "V = I")
     assert [*random.x] == [*identity.x] == [*times] and random.relation == "none"
     assert_close(longest.measured, shares[20][-1:])
+    assert longest.name == "longest time, above 0"
     fields = longest.x.tolist(), longest.predicted, longest.relation, longest.ordering
     assert fields == ([16], 0.1, "≥", True)
     wide = initial.opposite_share(jax.random.key(4), 2.0, pairs=256, d=4)

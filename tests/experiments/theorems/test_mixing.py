@@ -51,6 +51,7 @@ def test_ranges_under_masks_are_those_of_numpy():
     """The same draws: factors of the range over r layers, and what the bound allows."""
     n, d, seed = 6, 3, 4
     factors, halving = mixing.mask_curves(seed, n=n, d=d)
+    assert mixing.MASKS["causal, window 3"] == ({"mask": "causal", "window": 3}, 5)
     allowed = {"full": np.ones((n, n)), "causal": np.tri(n)}
     allowed["causal, window 3"] = np.tri(n) * (1 - np.tri(n, k=-4))  # at most 3 tokens away
     for index, (name, (_, radius)) in enumerate(mixing.MASKS.items()):

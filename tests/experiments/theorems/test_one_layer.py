@@ -133,6 +133,7 @@ def test_entropy_and_cosine_by_the_spread_of_scores_are_those_of_numpy(monkeypat
         assert_close(entropy.measured[place], first, rtol=1e-4)
         assert_close(cosine.measured[place], expected, rtol=1e-3)
     assert entropy.x == cosine.x == (0.0, 2.0) and (entropy.panel, cosine.panel) == (0, 1)
+    assert (entropy.name, cosine.name) == ("first layer", "after 6 layers")
     assert entropy.relation == cosine.relation == "none"
 
 

@@ -28,6 +28,10 @@ def test_an_outcome_follows_from_the_curves():
     assert judge([loose._replace(ordering=True)])[:2] == (HOLDS, 1.0)
     assert judge([equation, beyond])[0] == BEYOND
     assert judge([equation, beyond._replace(measured=[2])])[0] == HOLDS
+    once = beyond._replace(x=[1, 2], predicted=[1, 1], measured=[1, 2])
+    assert judge([equation, once])[0] == HOLDS
+    digits = Curve("e", [1.2344], [9.87654], [2.3456])
+    assert judge([digits]).failed == "e, 1.234: 2.346, claimed = 9.877"
     assert judge([equation, wrong]) == (FAILS, 1.0, "d, 7: 3, claimed = 2")
     assert judge([equation, wrong._replace(instead=True)])[0] == HOLDS
     assert judge([wrong._replace(relation="none")])[0] == OPEN

@@ -26,7 +26,21 @@ def test_equiangular_flow_has_the_field_report_s_numbers():
 def test_modes_grow_by_their_rates():
     rates = sphere.mode_growth(16.0)
     assert_close(rates[[2, 4, 5, 6]], [0.4210, 0.7021, 0.7143, 0.6470], atol=6e-5)
-    np.testing.assert_allclose(sphere.pass_modes(16.0, n=64, depth=100)[:8], rates[:8], rtol=0.03)
+    np.testing.assert_allclose(
+        sphere.pass_modes(16.0, n=64, time=0.5, depth=50)[:8], rates[:8], rtol=0.03
+    )
+
+
+def test_cosines_of_equiangular_tokens_are_those_of_numpy():
+    """Three tokens at β = 2, of whose layers two are a time."""
+    measured = sphere.pass_equiangular(2.0, 0.5, n=3, depth=4, times=np.array([1, 2]))
+    x, expected = np.eye(3), []
+    for _ in range(4):
+        weights = np.exp(2 * x @ x.T)
+        x = x + 0.5 * weights @ x / weights.sum(axis=1, keepdims=True)
+        x = x / np.linalg.norm(x, axis=1, keepdims=True)
+        expected.append(x[0] @ x[2])
+    assert_close(measured, expected[1::2], rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", sphere.NORMALISATIONS)
