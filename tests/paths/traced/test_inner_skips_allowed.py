@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
+import rank_collapse as rc
 from tests.oracles.frozen_paths import FrozenNorm, softmax
 from tests.oracles.function_paths import contributions, ranks_of_others as ranks_of_others
 from tests.oracles.jax_layers import tokens
@@ -263,6 +264,14 @@ def add_first(state, first):
     """A branch that adds a state of before all branches to a map of its input."""
     with jax.named_scope("layer"):
         return state @ V + first
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_a_branch_without_its_skip_is_not_refused(x64, name):
+    for spelling in (repeat, scanned):
+        fn = spelling(ALLOWED[name][0])
+        run = functools.partial(rc.function_contributions, fn, branches="layer")
+        assert jax.eval_shape(run, tokens()).by_length.shape == (DEPTH + 1, N, D)
 
 
 @pytest.mark.parametrize("entry", ["the input", "a map of it"])

@@ -68,6 +68,8 @@ GATES = {
     "tanh": jnp.tanh,
     "tanh by exponentials": lambda u: (jnp.exp(u) - jnp.exp(-u)) / (jnp.exp(u) + jnp.exp(-u)),
     "sigmoid": jax.nn.sigmoid,
+    "sigmoid by exponentials": lambda u: jnp.exp(u) / (1 + jnp.exp(u)),
+    "exponential times cosine": lambda u: jnp.exp(u) * jnp.cos(u),
     "log sigmoid": jax.nn.log_sigmoid,
     "squareplus": jax.nn.squareplus,
     "expm1": jnp.expm1,
@@ -112,7 +114,13 @@ def test_a_gate_at_zero_is_its_slope(x64):
     def fn(act, x):
         return act(x) + checkpoint_name(x @ W, "b")
 
-    for act, slope in ((jnp.tanh, 1.0), (jax.nn.relu, 0.0), (jnp.expm1, 1.0), (jnp.square, 0.0)):
+    for act, slope in (
+        (jnp.tanh, 1.0),
+        (jax.nn.relu, 0.0),
+        (jnp.expm1, 1.0),
+        (jnp.square, 0.0),
+        (jnp.cbrt, 0.0),
+    ):
         result = rc.function_contributions(
             functools.partial(fn, act), x, branches="b", direction=np.ones_like(x)
         )
@@ -140,6 +148,8 @@ OTHER = np.random.default_rng(11).normal(size=(3, 4))
 TWO_GATES = {  # the factor that is frozen, the gate that passes
     "sigmoid times tanh": (lambda u: jax.nn.sigmoid(u @ B), jnp.tanh),
     "1 + tanh times tanh": (lambda u: 1 + jnp.tanh(u @ B), jnp.tanh),
+    "twice sigmoid times tanh": (lambda u: 2 * jax.nn.sigmoid(u @ B), jnp.tanh),
+    "half a sigmoid times tanh": (lambda u: jax.nn.sigmoid(u @ B) / 2, jnp.tanh),
     "cosine times squared relu": (lambda u: jnp.cos(u @ B), lambda u: jax.nn.relu(u) ** 2),
     "sigmoid times relu of a computed 0": (
         lambda u: jax.nn.sigmoid(u @ B),
