@@ -188,7 +188,7 @@ def test_of_states_alone_the_branches_are_its_own(replay):
 
 @pytest.mark.parametrize("keep", [None, ("residual", "attention_branch")])
 def test_of_a_sum_of_both_branches_all_or_none_are_of_the_other_run(replay, keep):
-    """The MLP stands first in the sum."""
+    """The MLP stands first in the sum. With noise, too, the last state is a sum and not normed."""
 
     def model(x):
         for w in WEIGHTS:
@@ -199,12 +199,12 @@ def test_of_a_sum_of_both_branches_all_or_none_are_of_the_other_run(replay, keep
             x = x + (mlp + attention)
         return norm(x)
 
-    replayed, other = map(list_layers, replay(model, keep=keep))
+    replayed, other = map(list_layers, replay(model, keep=keep, noise=1e-6))
     state = np.asarray(other[-1].before[0], np.float32)
     parts = compute_layer(WEIGHTS[-1], jnp.asarray(state), "parallel")[1:]
     for kind, part in zip(("attention_branch", "mlp_branch"), parts, strict=True):
-        assert_close(replayed[-1].branches[kind][0], 2 * part, atol=1e-5)
-    assert_close(replayed[-1].after[0], state + 2 * sum(parts), atol=1e-5)
+        assert_close(replayed[-1].branches[kind][0], 2 * part, atol=5e-5)
+    assert_close(replayed[-1].after[0], state + 2 * sum(parts), atol=5e-5)
 
 
 def test_noise_is_of_its_size(replay):

@@ -439,10 +439,14 @@ def scale_by_loops_of_constants(x):
     return x + checkpoint_name(table * x, "attn")
 
 
-def name_twice(x):
+def bend_twice(x):
     """Functions of one state leave branches of both kinds."""
     h = x @ W8
-    return x + checkpoint_name(jnp.tanh(h), "attn") + checkpoint_name(jnp.sin(h), "mlp")
+    with jax.named_scope("attn"):
+        a = jnp.tanh(h)
+    with jax.named_scope("mlp"):
+        m = jnp.sin(h)
+    return x + a + m
 
 
 def pass_two_values(x):
@@ -472,8 +476,8 @@ EDGES = {  # (function, branches, (index of a length, its sum) of all that are n
         lambda x: {0: x, 1: x @ W8},
     ),
     "a name of the other kind": (name_by_both, BOTH, lambda x: {(0, 0): x, (1, 1): x @ W8}),
-    "one state with names of both kinds": (
-        name_twice,
+    "one state in branches of both kinds": (
+        bend_twice,
         BOTH,
         lambda x: {(0, 0): x, (1, 0): np.tanh(x @ W8), (0, 1): np.sin(x @ W8)},
     ),

@@ -241,8 +241,12 @@ def test_states_around_a_scan_and_two_in_each_step_count_as_layers(x64, layer):
     one = np.eye(D)
     maps = [one + weights[0], 2 * one, one + weights[1], 2 * one, 3 * one, 5 * one]
     assert_close(moved.total, functools.reduce(np.matmul, maps[layer:], v), rtol=1e-9)
+    # a position that is named twice counts twice in the mean
+    options = {"layer": layer, "branches": "attention", "skip": 0}
+    repeated = transport(fn, x, v, sources=[1, 3, 1], **options)
+    assert_close(repeated.total, moved.total, rtol=1e-9)
+    assert_close(repeated.arriving[1], 2 * moved.total, rtol=1e-9)
     # whole numbers as a direction for each position
     places = np.arange(N * D).reshape(N, D) % 3
-    options = {"layer": layer, "branches": "attention", "skip": 0}
     arriving = transport(fn, x, places, **options).arriving
     assert_close(arriving, functools.reduce(np.matmul, maps[layer:], places), rtol=1e-9)

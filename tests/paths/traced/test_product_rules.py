@@ -148,8 +148,8 @@ OTHER = np.random.default_rng(11).normal(size=(3, 4))
 TWO_GATES = {  # the factor that is frozen, the gate that passes
     "sigmoid times tanh": (lambda u: jax.nn.sigmoid(u @ B), jnp.tanh),
     "1 + tanh times tanh": (lambda u: 1 + jnp.tanh(u @ B), jnp.tanh),
-    "twice sigmoid times tanh": (lambda u: 2 * jax.nn.sigmoid(u @ B), jnp.tanh),
-    "half a sigmoid times tanh": (lambda u: jax.nn.sigmoid(u @ B) / 2, jnp.tanh),
+    "2 + 2 tanh times tanh": (lambda u: 2 * (1 + jnp.tanh(u @ B)), jnp.tanh),
+    "half of 1 + tanh times tanh": (lambda u: (1 + jnp.tanh(u @ B)) / 2, jnp.tanh),
     "cosine times squared relu": (lambda u: jnp.cos(u @ B), lambda u: jax.nn.relu(u) ** 2),
     "sigmoid times relu of a computed 0": (
         lambda u: jax.nn.sigmoid(u @ B),
