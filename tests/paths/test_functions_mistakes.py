@@ -166,6 +166,7 @@ WRONG = [
         "'selfAtention' matches no scope or name; the nearest are 'SelfAttention'$",
         branches="selfAtention",
     ),
+    wrong(name_lengths("self_attn"), "the nearest are 'self_attn'$", branches="SELF_ATTENTION"),
     wrong(name_lengths("attention"), "the nearest are 'attention'$", branches="att"),
     wrong(
         name_lengths(*(f"b{chr(i)}" for i in range(97, 110))),

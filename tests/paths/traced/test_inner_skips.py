@@ -108,6 +108,8 @@ REFUSED = {
     "a scaled skip": repeat(in_scope(lambda x: 0.9 * x + attend(x))),
     "a vector of scales": repeat(in_scope(lambda x: jnp.einsum("nd,d->nd", x, GAIN) - attend(x))),
     "a normed skip": repeat(in_scope(lambda x: norm(x) + attend(norm(x)))),
+    "a rectified skip": repeat(in_scope(lambda x: jax.nn.relu(x) + attend(jax.nn.relu(x)))),
+    "the skip is added last": repeat(in_scope(lambda x: x + (norm(x) @ W + attend(norm(x))))),
     "a dropout mask": repeat(in_scope(lambda x: drop(drop(x) + drop(attend(x))))),
     "a gated skip": repeat(in_scope(gated)),
     "a choice by a mask": repeat(in_scope(lambda x: jnp.where(KEEP, x, attend(x)))),
