@@ -182,6 +182,21 @@ ALLOWED = {
         in_scope(lambda h: jnp.tanh(h) + 0.5 * h),
         alone(lambda x: lambda h: (np.tanh(x) / x + 0.5) * h),
     ),
+    "a function of each entry that is moved and moved back, and the state": (
+        in_scope(lambda h: jnp.flip(jnp.flip(jnp.tanh(h), 0), 0) + 0.5 * h),
+        alone(lambda x: lambda h: (np.tanh(x) / x + 0.5) * h),
+    ),
+    "a sum over tokens of a rectified state": (
+        in_scope(lambda h: jax.nn.relu(h).sum(0, keepdims=True) + attend(jax.nn.relu(h))),
+        alone(
+            lambda x: (
+                lambda h: (
+                    ((x > 0) * h).sum(0, keepdims=True)
+                    + frozen_attention(np.maximum(x, 0))((x > 0) * h)
+                )
+            )
+        ),
+    ),
     "a norm": (in_scope(norm), alone(frozen_norm)),
     "token shift": (
         in_scope(lambda h: 0.3 * h + 0.7 * shift(h, jnp)),
