@@ -285,6 +285,7 @@ PRODUCT = "a product of two values that depend on x"
         (lambda h, g: jax.lax.integer_pow(h, 1) * g, PRODUCT),
         (lambda h, g: h ** jnp.float32(1) * g, PRODUCT),
         (lambda h, g: jnp.tanh(h) * silu(g), PRODUCT),
+        (lambda h, g: jnp.flip(jnp.tanh(h), 0) * jnp.flip(silu(h), 1), PRODUCT),
         (lambda h, g: (h * g) / (1 + h * h), PRODUCT),
         (lambda h, g: (h * g) * h, PRODUCT),
         (lambda h, g: h + h * g, PRODUCT),
@@ -295,6 +296,10 @@ PRODUCT = "a product of two values that depend on x"
         (lambda h, g: sigmoid(h) @ sigmoid(g).T, "a product of two functions of x"),
         (lambda h, g: h + sigmoid(h) * sigmoid(g), "a product of two functions of x"),
         (lambda h, g: h @ relu(g).T, PRODUCT + r" \(dot_general\)"),
+        (
+            lambda h, g: jnp.concatenate([jnp.tanh(h[:2]), relu(h[2:])]) @ g.T,
+            PRODUCT + r" \(dot_general\)",
+        ),
         (lambda h, g: jnp.maximum(jnp.tanh(h), 0) @ g.T, PRODUCT + r" \(dot_general\)"),
         (lambda h, g: jnp.tanh(h) ** 2 @ relu(h).T + relu(h) ** 2 @ g.T, PRODUCT),
         (lambda h, g: jnp.where(h > 0, 1.0, 0.0) @ g.T, PRODUCT + r" \(dot_general\)"),

@@ -153,7 +153,7 @@ TWO_GATES = {  # the factor that is frozen, the gate that passes
     "cosine times squared relu": (lambda u: jnp.cos(u @ B), lambda u: jax.nn.relu(u) ** 2),
     "sigmoid times relu of a computed 0": (
         lambda u: jax.nn.sigmoid(u @ B),
-        lambda u: jnp.maximum(u, -jnp.zeros(u.shape)),
+        lambda u: jnp.maximum(u, -jnp.zeros(u.size).reshape(u.shape)),
     ),
     "sigmoid times a constant": (lambda u: OTHER, jax.nn.sigmoid),
     "1 - sigmoid times a constant": (lambda u: OTHER, lambda u: 1 - jax.nn.sigmoid(u)),
