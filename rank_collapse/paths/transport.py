@@ -184,7 +184,7 @@ def _place(direction, state, sources, skip):
         or sources.max() >= n
     ):
         raise ValueError(f"sources={sources.tolist()} must be positions from 0 to {n - 1}")
-    return jnp.zeros_like(state).at[sources].set(direction), sources.size
+    return jnp.zeros_like(state).at[sources].add(direction), sources.size
 
 
 @full_precision

@@ -9,6 +9,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.paths.contributions import PathContributions, path_contributions
+from rank_collapse.paths.frozen import frozen_scale
 from rank_collapse.paths.heads import head_contributions
 from tests.oracles import draws
 from tests.oracles.path_examples import HEADS, D, N, config_of, example, relative
@@ -153,6 +154,18 @@ def test_views_of_sums_are_written_out_for_stacks_too(count_mlps, state):
         assert_close(all_but[:, k], others + offset, atol=1e-5)
     by_length, last = ours
     assert by_length is sums and last is offset and ours.from_memory is ours.output is None
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_the_scale_of_a_frozen_norm_has_the_dtype_of_its_state(norm):
+    x = draws.normal(N, D, seed=3)
+    config = config_of(norm=norm, norm_eps=0.1)
+    centre = np.asarray(x).mean(axis=1, keepdims=True) * (norm == "layer")
+    want = 1 / np.sqrt(np.square(x - centre).mean(axis=1, keepdims=True) + 0.1)
+    for dtype, rtol in ((jnp.float32, 1e-5), (jnp.bfloat16, 0.02)):
+        scale = frozen_scale(jnp.asarray(x, dtype), config)
+        assert scale.dtype == dtype
+        assert_close(scale.astype(jnp.float32), want, rtol=rtol)
 
 
 @pytest.mark.full

@@ -85,6 +85,7 @@ def test_parts_and_lengths_sum_to_the_logits(x64, name, edit):
     assert_close(without_bias.output, output @ w, atol=1e-10)
     assert_close(without_bias.by_length, lengths.by_length @ w, atol=1e-10)
     assert (without_bias.from_memory is None) == (not extra)
+    assert_close(rc.logit_attribution(lengths, [w, b]).output, logits, atol=1e-10)
     attribution = rc.logit_attribution(direct.heads, w[:, [1]])
     assert_close(attribution[..., 0], direct.heads @ w[:, 1], atol=1e-12)
 
@@ -112,6 +113,7 @@ def test_without_norms_parts_are_what_the_trace_holds(x64):
 
 
 SHORT = config_of(attention_skip=True, mlp="none")
+CROSS = SHORT.replace(cross_attention=True)
 
 
 @parametrize_refusals(
@@ -144,6 +146,15 @@ SHORT = config_of(attention_skip=True, mlp="none")
         ),
         (
             lambda p, x: rc.head_contributions(p, x, SHORT, edit={"head_output": lambda v, l: v}),
+            "head_contributions does not cover",
+        ),
+        (
+            lambda p, x: rc.head_contributions(
+                *example(CROSS)[:2],
+                CROSS,
+                edit={"cross_head_output": lambda v, l: v},
+                **example(CROSS)[2],
+            ),
             "head_contributions does not cover",
         ),
     ]

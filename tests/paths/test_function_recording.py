@@ -174,11 +174,35 @@ def test_further_outputs_are_left_out_and_further_arrays_written(tmp_path):
     rc.record_function(model, X, path, branches=BOTH, **arrays)
     check(path, *expect(X, "post"))
     replayed = tmp_path / "b.safetensors"  # of its own inputs: the same
-    rc.record_function(model, X, replayed, branches=BOTH, inputs=path)
+    rc.record_function(model, X, replayed, branches=BOTH, inputs=path, **arrays)
     check(replayed, *expect(X, "post"))
+    recordings = open_recording(path), open_recording(replayed)
+    # the logits of a stream that is replaced are no run's
+    assert [sorted(r.arrays) for r in recordings] == [
+        ["attention_branch", "logits", "mlp_branch", "residual", "token_ids"],
+        ["attention_branch", "mlp_branch", "residual", "token_ids"],
+    ]
+    described = {"branches": str(BOTH), "jax": jax.__version__, "inputs": "a.npz"}
+    assert recordings[1].metadata.items() >= described.items()
     with np.load(path) as saved:
         np.testing.assert_array_equal(saved["token_ids"], ids)
         assert_close(saved["logits"], logits, atol=1e-6)
+
+
+def test_of_one_layer_the_state_is_the_sum_and_not_the_normed_output(tmp_path):
+    """A constant of a branch that is added outside is no branch."""
+
+    def model(x):
+        with jax.named_scope("att"):
+            attention, table = attend(WEIGHTS[0], x), jnp.cos(jnp.arange(1.0 * D))[None]
+        return norm((x + table) + attention)[:, :3]  # such as logits
+
+    rc.record_function(model, X, tmp_path / "a.npz", branches="att")
+    (layer,) = open_recording(tmp_path / "a.npz").read_layers()
+    before, attention = X + np.cos(np.arange(D))[None], attend(WEIGHTS[0], X)
+    assert_close(layer.before[0], before, atol=1e-5)
+    assert_close(layer.branches["attention_branch"][0], attention, atol=1e-5)
+    assert_close(layer.after[0], before + attention, atol=1e-5)
 
 
 def test_bfloat16_is_kept_and_agrees(tmp_path):
@@ -303,6 +327,28 @@ def test_what_cannot_be_recorded_is_one_line(tmp_path):
         return x + a * m
 
     is_refused("no branch is added to a state of its shape", record, product)
+
+    def in_order(*layers):
+        """Adds branches of the kinds att and mlp, by the letters of each layer; d doubles x."""
+
+        def model(x):
+            for letter in "".join(layers):
+                if letter == "d":
+                    x = jnp.concatenate([x, x], axis=1)
+                    continue
+                with jax.named_scope({"a": "att", "m": "mlp"}[letter]):
+                    branch = jnp.tanh(x)
+                x = x + branch
+            return x
+
+        return model
+
+    other_kinds = "layer 1 does not have the same kinds of branches as layer 0"
+    for layers in (("am", "a"), ("a", "am"), ("ma", "ma")):
+        is_refused(other_kinds, record, in_order(*layers))
+    is_refused(
+        r"states of the shapes \[5, 8\] and \[5, 16\], but", record, in_order("am", "d", "am")
+    )
     batched = jax.vmap(jax.vmap(run_plain))
     is_refused(r"must be \[tokens, width\]", record, batched, BOTH, X[None, None])
     with pytest.raises(ValueError, match="outside of jit"):

@@ -186,6 +186,27 @@ def test_of_states_alone_the_branches_are_its_own(replay):
         assert_close(a.branches["mlp_branch"][0], mlp, atol=1e-5)
 
 
+@pytest.mark.parametrize("keep", [None, ("residual", "attention_branch")])
+def test_of_a_sum_of_both_branches_all_or_none_are_of_the_other_run(replay, keep):
+    """The MLP stands first in the sum. With noise, too, the last state is a sum and not normed."""
+
+    def model(x):
+        for w in WEIGHTS:
+            with jax.named_scope("att"):
+                attention = attend(w, norm(x))
+            with jax.named_scope("mlp"):
+                mlp = jax.nn.gelu(norm(x) @ w[3]) @ w[4]
+            x = x + (mlp + attention)
+        return norm(x)
+
+    replayed, other = map(list_layers, replay(model, keep=keep, noise=1e-6))
+    state = np.asarray(other[-1].before[0], np.float32)
+    parts = compute_layer(WEIGHTS[-1], jnp.asarray(state), "parallel")[1:]
+    for kind, part in zip(("attention_branch", "mlp_branch"), parts, strict=True):
+        assert_close(replayed[-1].branches[kind][0], 2 * part, atol=5e-5)
+    assert_close(replayed[-1].after[0], state + 2 * sum(parts), atol=5e-5)
+
+
 def test_noise_is_of_its_size(replay):
     """A branch that is its input shows the noise."""
 
@@ -195,14 +216,15 @@ def test_noise_is_of_its_size(replay):
         return x + branch
 
     rows = []
-    for noise in (0.0, 1e-3):
-        path, _ = replay(lambda x: model(model(x)), branches="att", noise=noise, seed=3)
+    for noise, seed in ((0.0, 3), (1e-3, 3), (1e-3, 4)):
+        path, _ = replay(lambda x: model(model(x)), branches="att", noise=noise, seed=seed)
         recording = open_recording(path)
         assert float(recording.metadata["noise"]) == noise
         rows.append([layer.branches["attention_branch"] for layer in recording.read_layers()])
-    for still, noisy in zip(*rows, strict=True):
-        change = (noisy - still) / still
-        assert 0.7e-3 < change.std() < 1.4e-3 and abs(change.mean()) < 4e-4
+    for still, *noisy in zip(*rows, strict=True):
+        for change in [(a - still) / still for a in noisy]:
+            assert 0.7e-3 < change.std() < 1.4e-3 and abs(change.mean()) < 4e-4
+        assert np.all(noisy[0] != noisy[1])
 
 
 def shift_skips(x, first=0):

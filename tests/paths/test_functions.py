@@ -267,6 +267,68 @@ def test_numbers_of_less_precision(dtype, tolerance):
     assert relative(result.by_length.astype(jnp.float32), want.by_length) < tolerance
 
 
+def test_the_offset_and_what_is_longer_are_differences_of_sums_that_are_not_rounded():
+    x, w = tokens().astype(jnp.bfloat16), jnp.asarray(W8, jnp.bfloat16)
+
+    def fn(x):
+        for _ in range(2):
+            x = x + checkpoint_name(x @ w, "attn")
+        return x
+
+    for longest in (None, 1):  # not under jit, where XLA leaves roundings out
+        result = rc.function_contributions(fn, x, branches="attn", longest=longest)
+        rounded = [result.offset] if longest is None else [result.offset, result.longer]
+        assert {a.dtype for a in rounded} == {jnp.dtype(jnp.bfloat16)}
+        parts, rounded, output = (
+            np.asarray(a, float) for a in (result.by_length, jnp.stack(rounded), fn(x))
+        )
+        error = parts.sum(0) + rounded.sum(0) - output
+        assert np.all(np.abs(error) <= 2.0**-8 * np.abs(rounded).sum(0) + 1e-6)
+
+
+def test_a_result_without_tokens_has_the_dtype_of_the_start(x64):
+    x, direction = tokens().astype(jnp.float32), tokens(1)
+    result = contributions(lambda x: (x + attn(x))[0], x, "attn", direction=direction)
+    parts = np.stack([direction[0], direction[0] @ W8])
+    assert result.by_length.dtype == jnp.float32 and result.num_state_axes == 1
+    assert_close(result.by_length, parts, rtol=1e-5, atol=1e-6)
+    assert_close(result.total, (x + x @ W8)[0], rtol=1e-5, atol=1e-6)
+    want = np.cumsum(parts, axis=0) + result.offset
+    assert_close(result.up_to(), want, rtol=1e-5, atol=1e-5)
+
+
+@jax.custom_jvp
+def double(x):
+    return 2 * x
+
+
+@double.defjvp
+def move_five_times(primals, tangents):
+    return double(*primals), 5 * tangents[0]
+
+
+@jax.custom_jvp
+def double_in_a_branch(x):
+    return checkpoint_name(2 * x, "attn")
+
+
+@double_in_a_branch.defjvp
+def move_seven_times(primals, tangents):
+    return double_in_a_branch(*primals), 7 * tangents[0]
+
+
+def test_an_exact_derivative_keeps_a_rule_without_branches(x64):
+    """Frozen paths, and branches inside, pass what the function computes."""
+    x, v = tokens(), tokens(1)
+
+    def fn(x):
+        return x + checkpoint_name(double(x @ W8), "attn") + double_in_a_branch(x)
+
+    for freeze, factor in ((True, 2), (False, 5)):
+        result = contributions(fn, x, "attn", direction=v, freeze=freeze)
+        assert_close(result.by_length, [v, factor * v @ W8 + 2 * v], atol=1e-12)
+
+
 def test_memory_that_is_constant_belongs_to_the_offset(x64):
     """Queries alone depend on the input: their weights are frozen, the values constant."""
     memory, layers = draw(77, 6, D), draw_layers(2)
@@ -301,6 +363,17 @@ def test_dropout_with_a_key_is_the_network_of_that_draw(x64):
 
     result = rc.function_contributions(fn, x, branches="attn")
     assert_close(result.by_length[1], keep * (x @ W8) / 0.8, atol=1e-12)
+    # numbers that are drawn in another way at their place
+    with jax.threefry_partitionable(False):
+        other = jax.random.bernoulli(jax.random.key(0), 0.8, (N, D))
+    assert np.any(other != keep)
+
+    def draw_otherwise(x):
+        with jax.threefry_partitionable(False):
+            return fn(x)
+
+    result = rc.function_contributions(draw_otherwise, x, branches="attn")
+    assert_close(result.by_length[1], other * (x @ W8) / 0.8, atol=1e-12)
 
 
 def test_branches_inside_of_branches_and_names_of_scopes_count_once(x64):
@@ -365,6 +438,35 @@ def scale_by_loops_of_constants(x):
     return x + checkpoint_name(table * x, "attn")
 
 
+def bend_twice(x):
+    """Functions of one state leave branches of both kinds."""
+    h = x @ W8
+    with jax.named_scope("attn"):
+        a = jnp.tanh(h)
+    with jax.named_scope("mlp"):
+        m = jnp.sin(h)
+    return x + a + m
+
+
+def pass_two_values(x):
+    """From one branch to the next, which is another scope."""
+    with jax.named_scope("attn_1"):
+        q, k = x @ W8, x @ W8.T
+    with jax.named_scope("attn_2"):
+        return x + (q - k[::-1])
+
+
+def pass_on_twice(x):
+    """One value to the second entry, another one to the third."""
+    with jax.named_scope("attn"):
+        q, k = x @ W8, x @ W8.T
+    with jax.named_scope("attn"):
+        a = 2 * q
+    with jax.named_scope("attn"):
+        b = 3 * k
+    return x + a + b
+
+
 BOTH = {"attention": "attn", "mlp": "mlp"}
 EDGES = {  # (function, branches, (index of a length, its sum) of all that are not 0)
     "one kind in a dictionary": (
@@ -373,6 +475,21 @@ EDGES = {  # (function, branches, (index of a length, its sum) of all that are n
         lambda x: {0: x, 1: x @ W8},
     ),
     "a name of the other kind": (name_by_both, BOTH, lambda x: {(0, 0): x, (1, 1): x @ W8}),
+    "one state in branches of both kinds": (
+        bend_twice,
+        BOTH,
+        lambda x: {(0, 0): x, (1, 0): np.tanh(x @ W8), (0, 1): np.sin(x @ W8)},
+    ),
+    "two values for the next branch": (
+        pass_two_values,
+        r"attn_\d",
+        lambda x: {1: x, 2: x @ W8 - (x @ W8.T)[::-1]},
+    ),
+    "values for two entries": (
+        pass_on_twice,
+        "attn",
+        lambda x: {0: x, 2: 2 * x @ W8 + 3 * x @ W8.T},
+    ),
     "joined gates": (
         join_gates,
         "attn",

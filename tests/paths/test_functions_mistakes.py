@@ -115,6 +115,22 @@ frozen = jax.lax.stop_gradient
 COMPLEX = np.ones((N, D)) * 1j
 
 
+@jax.jit
+def sort_tokens(x):
+    return jnp.sort(x, 0)
+
+
+def name_lengths(*names):
+    return lambda x: x + sum(checkpoint_name(x @ W8, name) for name in names)
+
+
+def fail_with(error):
+    def fn(x):
+        raise error
+
+    return fn
+
+
 def name_frozen(number):
     return lambda x: x + sum(checkpoint_name(frozen(x), f"a{i}") for i in range(number))
 
@@ -139,6 +155,34 @@ WRONG = [
         lambda x: x + checkpoint_name(checkpoint_name(x @ W8, "attn_in"), "attn_out"),
         "'attn_oot' matches no scope or name; the nearest are 'attn_out', 'attn_in'$",
         branches="attn_oot",
+    ),
+    wrong(
+        name_lengths(*(f"attn_{i}" for i in range(7))),
+        r"'attn_x' matches no scope or name; the nearest are '\w+'(, '\w+'){4}$",
+        branches="attn_x",
+    ),
+    wrong(
+        name_lengths("SelfAttention", "b"),
+        "'selfAtention' matches no scope or name; the nearest are 'SelfAttention'$",
+        branches="selfAtention",
+    ),
+    wrong(name_lengths("self_attn"), "the nearest are 'self_attn'$", branches="SELF_ATTENTION"),
+    wrong(name_lengths("attention"), "the nearest are 'attention'$", branches="att"),
+    wrong(
+        name_lengths(*(f"b{chr(i)}" for i in range(97, 110))),
+        "'Q' matches no scope or name; fn has 'ba', 'bb'.*, 'bk', 'bl'$",
+        branches="Q",
+    ),
+    wrong(
+        fail_with(ValueError("one line\n  and another")),
+        r"fn fails for x of float(32|64)\[5, 8\] with ValueError: one line and another; fn must",
+    ),
+    wrong(fail_with(RuntimeError("a" * 300)), "with RuntimeError: a{200}; fn must be a JAX"),
+    wrong(lambda x: attn(sort_tokens(x)), r"sort of values .*\.py:\d+:\d+ \(sort_tokens\)"),
+    wrong(
+        lambda x: attn(jax.lax.nextafter(x, x + 1)),
+        r"fn computes nextafter at .*\.py:\d+.*, which JAX cannot differentiate: Diff",
+        freeze=False,
     ),
     wrong(name_frozen(5), "matches 'a0', 'a1', 'a2', 'a3', 'a4', but no path", branches="a[0-9]"),
     wrong(name_frozen(6), "matches 'a0', 'a1', 'a2', 'a3', 'a4', …, but no p", branches="a[0-9]"),

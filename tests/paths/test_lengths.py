@@ -201,6 +201,7 @@ def test_wrong_shapes_and_values_are_named():
     is_refused("2 layers, but config has depth=3", rc.branch_shares, trace, params, rc.san(3, 2, 8))
     is_refused("trace is a TransformerParams, not a", rc.branch_shares, params, trace, config)
     is_refused("params is a TransformerConfig", rc.branch_shares, trace, config, config)
+    is_refused("config is a dict, not a Tra", rc.branch_shares, trace, params, {"depth": 2})
 
 
 @pytest.mark.full

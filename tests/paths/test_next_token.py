@@ -40,6 +40,12 @@ def test_by_length_against_softmax_in_numpy():
     contributions, words, targets = draw_contributions()
     keep = np.arange(TOKENS) < TOKENS - 1
     sums = next_token.list_sums_by_length(contributions)
+    # by the number of MLPs too: their sum is meant
+    halves = jnp.stack([0.3 * contributions.by_length, 0.7 * contributions.by_length], axis=1)
+    counted = contributions.replace(by_length=halves, count_mlps=True)
+    assert relative(next_token.list_sums_by_length(counted)[0], sums[0]) < 1e-6
+    narrow = jax.tree.map(lambda a: jnp.asarray(a, jnp.float16), contributions)
+    assert next_token.list_sums_by_length(narrow)[1].dtype == jnp.float16
     partial = next_token.empty_next_token(len(sums[1]), TOKENS)
     partial = next_token.add_words(partial, words, 0, *sums, targets)
     effects = next_token.measure_next_token_by_length(partial, jnp.asarray(keep))
@@ -77,17 +83,19 @@ def test_pieces_of_the_vocabulary_with_bias_and_cap():
 
 
 def test_of_equal_logits_the_first_word_counts_and_a_target_has_to_be_read():
-    parts, sums, targets = jnp.ones((1, 2, 1)), jnp.ones((1, 1)), jnp.array([1, 3])
+    parts, sums, targets = jnp.ones((1, 2, 1)), jnp.ones((1, 1)), jnp.array([1, 2])
     partial = next_token.empty_next_token(1, 2)
     assert partial.token.dtype == jnp.int32 and partial.right.dtype == jnp.float32
+    narrow = next_token.empty_next_token(1, 2, jnp.float16)
+    assert narrow.largest.dtype == narrow.total.dtype == narrow.right.dtype == jnp.float16
     add = jax.jit(next_token.add_words)
     partial = add(partial, jnp.array([[1.0], [2.0]]), 0, parts, sums, targets)
     np.testing.assert_allclose(partial.loss, [[np.log(np.e + np.e**2) - 2, np.inf]], rtol=1e-6)
-    partial = add(partial, jnp.array([[2.0], [0.0]]), 2, parts, sums, targets)
+    partial = add(partial, jnp.array([[0.0], [2.0]]), 2, parts, sums, targets)
     np.testing.assert_array_equal(partial.token, [[1, 1]])
     partial = add(partial, jnp.array([[3.0], [0.5]]), 4, parts, sums, targets)
     np.testing.assert_array_equal(partial.token, [[4, 4]])
-    total = np.log(np.exp([1, 2, 2, 0, 3, 0.5]).sum())
+    total = np.log(np.exp([1, 2, 0, 2, 3, 0.5]).sum())
     np.testing.assert_allclose(partial.loss, [[total - 2, total]], rtol=1e-6)
     loss, same = next_token.measure_agreement(partial, jnp.array([True, False]))
     np.testing.assert_allclose([loss, same], [[total - 2], [1]], rtol=1e-6)

@@ -35,6 +35,10 @@ def test_shapley_values_are_means_over_all_orders(x64):
 
     shapley = rc.shapley_values(rc.paths.coalition_values(value, 4), 4)
     assert_close(shapley, average_over_orders(value, 4), rtol=1e-12)
+    for dtype, wide in ((np.float32, np.float32), (np.int32, np.float64)):
+        values = np.asarray([2, 7], dtype)
+        assert_close(rc.shapley_values(values, 1), np.asarray([5], wide))
+        assert rc.shapley_values(values, 1).dtype == wide
     everything, nothing = (value(f(4)) for f in (jnp.ones, jnp.zeros))
     assert float(shapley.sum()) == pytest.approx(float(everything - nothing), rel=1e-12)
 

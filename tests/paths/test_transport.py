@@ -202,6 +202,17 @@ def test_what_is_no_stack_of_states_and_distances_beyond_it_are_refused():
     for distances in ([0, 4], [-1]):
         message = rf"distances={re.escape(str(distances))} must be from 0 to 3, because source=2 is"
         is_refused(message, transport_ranks, fn, x, source=2, distances=distances, **options)
+    for source in (-1, N):
+        message = f"source={source} is not a whole number from 0 to {N - 1}"
+        is_refused(message, transport_ranks, fn, x, source=source, **options)
+
+
+def test_every_branch_of_a_network_has_the_name_of_its_kind():
+    config = CONFIG.replace(cross_attention=True)
+    states = jnp.ones((N, D))
+    fn = name_states(draws.parameters(config), config, memory=2 * states)
+    names = set(re.findall(r"name\[name=(\w+)\]", str(jax.make_jaxpr(fn)(states))))
+    assert names == {"attention", "cross", "mlp", "residual"}
 
 
 def test_a_name_in_a_condition_is_refused():
@@ -221,14 +232,25 @@ def test_states_around_a_scan_and_two_in_each_step_count_as_layers(x64, layer):
 
     def step(x, w):
         x = checkpoint_name(x + checkpoint_name(x @ w, "attention"), "residual")
-        return checkpoint_name(2 * x, "residual"), None
+        return checkpoint_name(2 * checkpoint_name(x, "residual_2"), "residual"), None
 
     def fn(x):
         x = jax.lax.scan(step, checkpoint_name(x, "residual"), weights)[0]
-        x = jax.lax.cond(x[0, 0] < 99, lambda x: 3 * x, lambda x: x, x)
+        x = jax.lax.cond(
+            x[0, 0] < 99, lambda x: 3 * checkpoint_name(x, "residual_3"), lambda x: x, x
+        )
         return 5 * checkpoint_name(x, "residual")
 
     moved = transport(fn, x, v, layer=layer, branches="attention", skip=0, sources=1)
     one = np.eye(D)
     maps = [one + weights[0], 2 * one, one + weights[1], 2 * one, 3 * one, 5 * one]
     assert_close(moved.total, functools.reduce(np.matmul, maps[layer:], v), rtol=1e-9)
+    # a position that is named twice counts twice in the mean
+    options = {"layer": layer, "branches": "attention", "skip": 0}
+    repeated = transport(fn, x, v, sources=[1, 3, 1], **options)
+    assert_close(repeated.total, moved.total, rtol=1e-9)
+    assert_close(repeated.arriving[1], 2 * moved.total, rtol=1e-9)
+    # whole numbers as a direction for each position
+    places = np.arange(N * D).reshape(N, D) % 3
+    arriving = transport(fn, x, places, **options).arriving
+    assert_close(arriving, functools.reduce(np.matmul, maps[layer:], places), rtol=1e-9)

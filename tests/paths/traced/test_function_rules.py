@@ -164,6 +164,31 @@ STATES = {
         lambda h, g: h + jax.lax.sort((h * g, KEEP * 1.0), num_keys=1)[1],
         lambda h, g: (1, 0),
     ),
+    # A number that was shifted by what is frozen, then scaled or moved, has a frozen exponential.
+    "a shifted exponential, scaled": (
+        lambda h, g: h + jnp.exp(2 * (h - frozen(g))),
+        lambda h, g: (1, 0),
+    ),
+    "a shifted exponential, scaled by what is frozen": (
+        lambda h, g: h + jnp.exp(frozen(g) * (h - frozen(g))),
+        lambda h, g: (1, 0),
+    ),
+    "a shifted exponential of moved entries": (
+        lambda h, g: h + jnp.exp2(jnp.roll(g - frozen(h), 1)),
+        lambda h, g: (1, 0),
+    ),
+    "a state and a function of a step": (
+        lambda h, g: h + jnp.tanh((g > 0) * 1.0),
+        lambda h, g: (1, 0),
+    ),
+    "a state and joined steps": (
+        lambda h, g: h + jnp.concatenate([(g > 0)[:2] * 1.0, (h > 0)[2:] * 1.0]),
+        lambda h, g: (1, 0),
+    ),
+    "a state and steps where they are kept": (
+        lambda h, g: h + jnp.where(KEEP, (g > 0) * 1.0, 0.0),
+        lambda h, g: (1, 0),
+    ),
     "sums of entries": (
         lambda h, g: jnp.cumsum(h, -1)[:, -1:] - g,
         lambda h, g: (jnp.ones((D, D)), -1),
@@ -220,6 +245,14 @@ TOKENS = {
         lambda h, g: (lambda p: p / p.sum(-1, keepdims=True))(jnp.power(3.0, g @ U[:, :N])) @ h,
         lambda h, g, part: (lambda p: p / p.sum(-1, keepdims=True))(3.0 ** (g @ U[:, :N])) @ part,
     ),
+    "weights by quotients": (
+        lambda h, g: (1 / (1 + (g @ V) ** 2))[:, :N] @ h,
+        lambda h, g, part: (1 / (1 + (g @ V) ** 2))[:, :N] @ part,
+    ),
+    "weights by powers of transcendental functions": (
+        lambda h, g: (jnp.tanh(g) ** 2 + jnp.sqrt(jnp.exp(g)))[:, :N] @ h,
+        lambda h, g, part: (np.tanh(g) ** 2 + np.exp(g / 2))[:, :N] @ part,
+    ),
     "weights by products of gates": (
         lambda h, g: (sigmoid(g) * sigmoid(g @ V))[:, :N] @ h,
         lambda h, g, part: (sigmoid(g) * sigmoid(g @ V))[:, :N] @ part,
@@ -252,6 +285,7 @@ PRODUCT = "a product of two values that depend on x"
         (lambda h, g: jax.lax.integer_pow(h, 1) * g, PRODUCT),
         (lambda h, g: h ** jnp.float32(1) * g, PRODUCT),
         (lambda h, g: jnp.tanh(h) * silu(g), PRODUCT),
+        (lambda h, g: jnp.flip(jnp.tanh(h), 0) * jnp.flip(silu(h), 1), PRODUCT),
         (lambda h, g: (h * g) / (1 + h * h), PRODUCT),
         (lambda h, g: (h * g) * h, PRODUCT),
         (lambda h, g: h + h * g, PRODUCT),
@@ -262,6 +296,12 @@ PRODUCT = "a product of two values that depend on x"
         (lambda h, g: sigmoid(h) @ sigmoid(g).T, "a product of two functions of x"),
         (lambda h, g: h + sigmoid(h) * sigmoid(g), "a product of two functions of x"),
         (lambda h, g: h @ relu(g).T, PRODUCT + r" \(dot_general\)"),
+        (
+            lambda h, g: jnp.concatenate([jnp.tanh(h[:2]), relu(h[2:])]) @ g.T,
+            PRODUCT + r" \(dot_general\)",
+        ),
+        (lambda h, g: jnp.maximum(jnp.tanh(h), 0) @ g.T, PRODUCT + r" \(dot_general\)"),
+        (lambda h, g: jnp.tanh(h) ** 2 @ relu(h).T + relu(h) ** 2 @ g.T, PRODUCT),
         (lambda h, g: jnp.where(h > 0, 1.0, 0.0) @ g.T, PRODUCT + r" \(dot_general\)"),
         (
             lambda h, g: jax.lax.conv(h[None, None], relu(g)[None, None], (1, 1), "SAME")[0, 0],
@@ -273,6 +313,11 @@ PRODUCT = "a product of two values that depend on x"
             PRODUCT,
         ),
         (lambda h, g: 2.0 * jnp.exp(g), "exp of a value that depends on x"),
+        (lambda h, g: jnp.exp2(g), "exp2 of a value that depends on x"),
+        (
+            lambda h, g: h + jnp.exp(jnp.cumsum(g - frozen(h), -1)),
+            "exp of a value that depends on x",
+        ),
         (lambda h, g: jnp.power(3.0, g), "pow of a value that depends on x"),
         (
             lambda h, g: jnp.exp(g) * jax.lax.cond(h[0, 0] > 0, lambda: 1.0, lambda: 2.0),

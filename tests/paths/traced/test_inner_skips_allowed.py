@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
+import rank_collapse as rc
 from tests.oracles.frozen_paths import FrozenNorm, softmax
 from tests.oracles.function_paths import contributions, ranks_of_others as ranks_of_others
 from tests.oracles.jax_layers import tokens
@@ -181,6 +182,21 @@ ALLOWED = {
         in_scope(lambda h: jnp.tanh(h) + 0.5 * h),
         alone(lambda x: lambda h: (np.tanh(x) / x + 0.5) * h),
     ),
+    "a function of each entry that is moved and moved back, and the state": (
+        in_scope(lambda h: jnp.flip(jnp.flip(jnp.tanh(h), 0), 0) + 0.5 * h),
+        alone(lambda x: lambda h: (np.tanh(x) / x + 0.5) * h),
+    ),
+    "a sum over tokens of a rectified state": (
+        in_scope(lambda h: jax.nn.relu(h).sum(0, keepdims=True) + attend(jax.nn.relu(h))),
+        alone(
+            lambda x: (
+                lambda h: (
+                    ((x > 0) * h).sum(0, keepdims=True)
+                    + frozen_attention(np.maximum(x, 0))((x > 0) * h)
+                )
+            )
+        ),
+    ),
     "a norm": (in_scope(norm), alone(frozen_norm)),
     "token shift": (
         in_scope(lambda h: 0.3 * h + 0.7 * shift(h, jnp)),
@@ -263,6 +279,14 @@ def add_first(state, first):
     """A branch that adds a state of before all branches to a map of its input."""
     with jax.named_scope("layer"):
         return state @ V + first
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_a_branch_without_its_skip_is_not_refused(x64, name):
+    for spelling in (repeat, scanned):
+        fn = spelling(ALLOWED[name][0])
+        run = functools.partial(rc.function_contributions, fn, branches="layer")
+        assert jax.eval_shape(run, tokens()).by_length.shape == (DEPTH + 1, N, D)
 
 
 @pytest.mark.parametrize("entry", ["the input", "a map of it"])

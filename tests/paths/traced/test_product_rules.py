@@ -68,6 +68,8 @@ GATES = {
     "tanh": jnp.tanh,
     "tanh by exponentials": lambda u: (jnp.exp(u) - jnp.exp(-u)) / (jnp.exp(u) + jnp.exp(-u)),
     "sigmoid": jax.nn.sigmoid,
+    "sigmoid by exponentials": lambda u: jnp.exp(u) / (1 + jnp.exp(u)),
+    "exponential times cosine": lambda u: jnp.exp(u) * jnp.cos(u),
     "log sigmoid": jax.nn.log_sigmoid,
     "squareplus": jax.nn.squareplus,
     "expm1": jnp.expm1,
@@ -113,7 +115,13 @@ def test_a_gate_at_zero_is_its_slope(x64):
     def fn(act, x):
         return act(x) + checkpoint_name(x @ W, "b")
 
-    for act, slope in ((jnp.tanh, 1.0), (jax.nn.relu, 0.0), (jnp.expm1, 1.0), (jnp.square, 0.0)):
+    for act, slope in (
+        (jnp.tanh, 1.0),
+        (jax.nn.relu, 0.0),
+        (jnp.expm1, 1.0),
+        (jnp.square, 0.0),
+        (jnp.cbrt, 0.0),
+    ):
         result = rc.function_contributions(
             functools.partial(fn, act), x, branches="b", direction=np.ones_like(x)
         )
@@ -141,10 +149,12 @@ OTHER = np.random.default_rng(11).normal(size=(3, 4))
 TWO_GATES = {  # the factor that is frozen, the gate that passes
     "sigmoid times tanh": (lambda u: jax.nn.sigmoid(u @ B), jnp.tanh),
     "1 + tanh times tanh": (lambda u: 1 + jnp.tanh(u @ B), jnp.tanh),
+    "2 + 2 tanh times tanh": (lambda u: 2 * (1 + jnp.tanh(u @ B)), jnp.tanh),
+    "half of 1 + tanh times tanh": (lambda u: (1 + jnp.tanh(u @ B)) / 2, jnp.tanh),
     "cosine times squared relu": (lambda u: jnp.cos(u @ B), lambda u: jax.nn.relu(u) ** 2),
     "sigmoid times relu of a computed 0": (
         lambda u: jax.nn.sigmoid(u @ B),
-        lambda u: jnp.maximum(u, -jnp.zeros(u.shape)),
+        lambda u: jnp.maximum(u, -jnp.zeros(u.size).reshape(u.shape)),
     ),
     "sigmoid times a constant": (lambda u: OTHER, jax.nn.sigmoid),
     "1 - sigmoid times a constant": (lambda u: OTHER, lambda u: 1 - jax.nn.sigmoid(u)),
