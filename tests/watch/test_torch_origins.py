@@ -204,7 +204,7 @@ class TwoMemories(nn.Module):
         self.kept = []
         for attention, memory in zip(across, memories, strict=True):
             update, p = attention(x, memory, memory)
-            self.kept.append(p.detach())
+            self.kept.append(p.detach()[:, None])
             x = x + update
         return x
 
@@ -218,7 +218,7 @@ def test_a_second_cross_attention_of_a_layer_has_a_reason():
             x = block(x, memories)
         return x
 
-    memories = torch.randn(2, 2, 4, D)
+    memories = torch.randn(2, len(X), 4, D)
     row, watched = watch_step(Stack(read_both, *blocks), X, memories)
     check_values(row["cross.attention_entropy"], [compute_entropy(b.kept[0]) for b in blocks])
     assert len(row["attention_entropy"]) == 2
