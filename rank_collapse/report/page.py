@@ -86,7 +86,7 @@ def render_table(rows: Sequence[Mapping[str, object]]) -> str:
     head = "".join(f"<th>{escape_html(name)}</th>" for name in columns)
     body = ""
     for row in rows:
-        numbers = [escape_html(format_number(row.get(name))) for name in columns]
+        numbers = [render_inline(format_number(row.get(name))) for name in columns]
         cells = "".join(f'<td class="number">{number}</td>' for number in numbers)
         body += f"<tr>{cells}</tr>"
     return wrap_wide(f"<table><tr>{head}</tr>{body}</table>")
@@ -140,8 +140,8 @@ def wrap_folded(title: str, content: str) -> str:
 
 def _render_figure(figure):
     png, caption = figure
-    text = f"<figcaption>{escape_html(caption)}</figcaption>"
-    return f"<figure>{wrap_wide(embed_png(png, caption))}{text}</figure>"
+    text = f"<figcaption>{render_inline(caption)}</figcaption>"
+    return f"<figure>{wrap_wide(embed_png(png, caption.replace('`', '')))}{text}</figure>"
 
 
 def _render_section(section):
