@@ -127,3 +127,7 @@ def test_scores_of_split_tokens_are_those_of_the_tokens(form, x64):
         assert_close(*differences, atol=1e-13)
     first = np.asarray(split.delta)[:, 1]  # of the first token that exists
     assert np.all(first == 0) and np.abs(split.delta).max() > 0.1
+    if config.qk_norm == "none":  # a rounding of the largest δ, before a row is taken from all
+        query, key = (np.einsum("nd,hdk->hnk", residual, w) for w in (row.w_q, row.w_k))
+        largest = abs(query @ key.transpose(0, 2, 1) / 1.7).max(axis=(1, 2))
+        assert_close(split.noise, np.finfo(float).eps * largest, rtol=1e-12)
