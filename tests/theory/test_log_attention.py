@@ -92,6 +92,47 @@ def test_mixed_weights_differ_by_rows_as_their_parts_do(mask, x64):
     np.testing.assert_array_equal(mixed.top, top)
 
 
+def test_weights_keep_their_digits_whatever_padded_rows_read():
+    """Weights of e^−200 beside the heaviest, of rows that follow one that does not exist."""
+    base = jnp.float32([[[0, 0, 0], [0, -200, -210], [0, -205, -200]]])
+    keep, zeros = np.array([False, True, True]), jnp.zeros((1, 3, 3))
+    split = jax.jit(log_attention.split_weights)
+    for change in ([0, 0, 0], [-50, 50, 0]):  # of the padded row
+        moved = zeros.at[:, 0].set(jnp.float32(change))
+        scores = log_attention.Scores(base, moved, moved, jnp.zeros(1))
+        weights = split(scores, None, jnp.float32(1), keep)
+        assert weights.heaviest.tolist() == [0] and weights.large[0, 1:].tolist() == [[False]] * 2
+        logs = np.log(np.asarray(weights.q)[0, 1:, 1:]) + float(weights.top[0])
+        assert_close(logs, base[0, 1:, 1:], rtol=1e-5)
+    # a row that reads one key has no other weight at all
+    scores = log_attention.Scores(base, zeros, zeros, jnp.zeros(1))
+    alone = split(scores, np.arange(3)[None, None] == 2, jnp.float32(1), keep)
+    assert alone.heaviest.tolist() == [2] and np.isneginf(alone.top) and not np.any(alone.q)
+
+
+def test_the_mean_and_the_values_of_rows_of_any_sum(x64):
+    """Tokens are 1x̄ᵀ + ε R; mixed weights of the two heads sum to 1.5 and 0.4."""
+    rng = np.random.default_rng(2)
+    w_v, w_o = rng.normal(size=(H, D, V)), rng.normal(size=(H, V, D))
+    b_v, b_o = rng.normal(size=(H, V)), rng.normal(size=D)
+    mean, residual, eps = rng.normal(size=D), rng.normal(size=(M, D)), 0.3
+    reference = rng.dirichlet(np.ones(M), H) * [[1.5], [0.4]]
+    weights = types.SimpleNamespace(
+        reference=reference, heaviest=np.array([3, 1]), row_sum=reference.sum(axis=1, keepdims=True)
+    )
+    computed, values = log_attention.compute_values(
+        types.SimpleNamespace(w_v=w_v, w_o=w_o, b_v=b_v, b_o=b_o),
+        LogState(mean, jnp.asarray(residual), np.log(eps)),
+        eps,
+        weights,
+    )
+    expected = b_o
+    for h, key in enumerate((3, 1)):
+        expected = expected + reference[h] @ ((mean + eps * residual) @ w_v[h] + b_v[h]) @ w_o[h]
+        assert_close(values[h], (residual - residual[key]) @ w_v[h], atol=1e-12)
+    assert_close(computed, expected, rtol=1e-12)
+
+
 FORMS = {
     "qk-norm of heads, rotary": {"qk_norm": "head", "position": "rotary"},
     "qk-norm of all heads, relative keys": {"qk_norm": "width", "position": "relative_key"},
