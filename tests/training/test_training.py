@@ -216,6 +216,9 @@ def test_floats_of_a_run_reach_the_half_that_they_are_for():
     changed = run_config(pairs, hyper().replace(network=floats), unroll=2)
     assert changed.encoder == one.replace(branch_gain=0.5, unroll=2)
     assert changed.decoder == decoder.replace(skip_gain=2.0, unroll=2)
+    del floats["encoder"]
+    changed = run_config(pairs, hyper().replace(network=floats))
+    assert (changed.encoder, changed.decoder) == (one, decoder.replace(skip_gain=2.0))
 
 
 def test_a_step_passes_its_options_on(monkeypatch):
