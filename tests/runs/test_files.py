@@ -126,6 +126,15 @@ def test_files_have_the_permissions_of_others_and_logs_leave_other_names_as_they
     assert (tmp_path / "b").read_bytes() == b"first\n"
 
 
+def test_no_file_is_written_under_a_temporary_name_that_exists(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.secrets, "token_hex", lambda _: "0")
+    (tmp_path / "else").write_text("text")
+    (tmp_path / ".rank_collapse-0.tmp").hardlink_to(tmp_path / "else")
+    path = tmp_path / "a"
+    is_refused("a: File exists$", files.write_atomically, path, b"a", error=RunError)
+    assert not path.exists() and (tmp_path / "else").read_text() == "text"
+
+
 def test_a_lock_that_is_another_file_of_the_user_stays_as_it_is(tmp_path):
     (tmp_path / "text").write_bytes(b"text\xff")
     (tmp_path / ".lock").hardlink_to(tmp_path / "text")

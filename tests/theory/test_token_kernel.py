@@ -33,17 +33,20 @@ def test_the_kernel_of_tokens_and_back():
     def measure(x):
         state = token_kernel.measure_kernel(x)
         back = token_kernel.from_covariance(state.covariance, state.change)
-        moved = token_kernel.normalise_kernel(lone_norm(None, "rms", 0.3), state)
+        moved = state.replace(change=state.distance + 1)
+        moved = token_kernel.normalise_kernel(lone_norm(None, "rms", 0.3), moved)
         norm = layers.NormParams(jnp.array([1.0, 3] * 4), jnp.array([1.0, -1] * 4))
         shifted = token_kernel.normalise_kernel(lone_norm(norm, "layer", 0.3), state)
-        return state, back, state.covariance, moved.covariance, shifted.covariance
+        normed_kernels = moved.covariance, shifted.covariance, moved.change
+        return state, back, state.covariance, *normed_kernels
 
-    state, back, covariance, normed_kernel, shifted_kernel = measure(x)
+    state, back, covariance, normed_kernel, shifted_kernel, change = measure(x)
     np.testing.assert_allclose(shifted_kernel, 5 * normed_kernel + 1, rtol=1e-5)  # mean squares
     assert_close(covariance, x @ x.T / 8, atol=1e-5)
     assert_close(back.distance, state.distance, atol=1e-5)
     scale = 1 / np.sqrt(np.mean(x**2, axis=1) + 0.3)
     assert_close(normed_kernel, (x @ x.T / 8) * np.outer(scale, scale), atol=1e-5)
+    assert_close(change, (state.distance + 1) * np.outer(scale, scale), atol=1e-5)
     near = np.float32(100 + 1e-3 * x)  # whose distances are 1e-10 of their squares
     apart = np.float64(near)[:, None] - np.float64(near)[None]
     distance = measure(near)[0].distance
@@ -66,11 +69,16 @@ def test_kernels_of_independent_features_multiply():
 
 
 def test_a_sum_has_the_mean_squares_of_its_gains():
-    state, part = (token_kernel.measure_kernel(draws.tokens(3, 4, seed=seed)) for seed in (1, 2))
+    state, part = (
+        token_kernel.measure_kernel(draws.tokens(3, 4, seed=seed)).replace(
+            change=jnp.asarray(draws.normal(3, 3, seed=seed))
+        )
+        for seed in (1, 2)
+    )
     skip, branch = np.float32([1, -2, 0.5, 3]), np.float32(-0.7)
     spec = ResidualSpec(None, None, skip, branch, "mlp", True, "none", "rms", 0.0)
     joined = token_kernel.add_kernels(spec, state, part)
-    for name in ("variance", "distance"):
+    for name in ("variance", "distance", "change"):
         parts = [np.asarray(getattr(kernel, name)) for kernel in (part, state)]
         expected = 0.49 * parts[0] + np.mean(skip**2) * parts[1]
         np.testing.assert_allclose(getattr(joined, name), expected, rtol=1e-5)

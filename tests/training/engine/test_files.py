@@ -291,12 +291,13 @@ def interrupt_second_chunk(patch, error):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_an_interruption_saves_what_is_done(error, tmp_path, monkeypatch):
+def test_an_interruption_saves_what_is_done(error, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         interrupt_second_chunk(patch, error)
         patch.setattr(SweepFolder, "is_due", lambda self: False)
         with pytest.raises(error):
-            run(folder=tmp_path)
+            run(folder=tmp_path, quiet=False)
+    assert "sweep: stopped at step 2; the same call resumes\n" in capsys.readouterr().err
     assert int(np.load(find_snapshot(tmp_path))["step"]) == 2
     np.testing.assert_array_equal(run(folder=tmp_path).metrics["loss"], run().metrics["loss"])
 
