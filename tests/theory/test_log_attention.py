@@ -10,6 +10,7 @@ import pytest
 import rank_collapse as rc
 from rank_collapse.network.attention import attention_scores, repeat_groups
 from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.residual import layer_gains
 from rank_collapse.theory import log_attention
 from rank_collapse.theory.log_operations import LogState
 from tests.oracles import draws
@@ -108,6 +109,42 @@ def test_weights_keep_their_digits_whatever_padded_rows_read():
     scores = log_attention.Scores(base, zeros, zeros, jnp.zeros(1))
     alone = split(scores, np.arange(3)[None, None] == 2, jnp.float32(1), keep)
     assert alone.heaviest.tolist() == [2] and np.isneginf(alone.top) and not np.any(alone.q)
+    # a key that no row sees makes no change large: P − Q = σ(ε² 2) − ½ of the second key
+    delta, eps = jnp.broadcast_to(jnp.float32([0, 2, 1e9]), (1, 3, 3)), jnp.float32(1e-3)
+    scores = log_attention.Scores(zeros, delta, eps * (eps * delta), jnp.zeros(1))
+    blind = split(scores, np.arange(3)[None, None] < 2, eps, keep)
+    assert not np.any(blind.large)
+    assert_close(np.asarray(blind.e)[0, :, 1] * np.exp(float(blind.top[0])), 0.5, rtol=1e-4)
+
+
+def test_the_noise_is_of_all_parts_in_which_rows_differ(monkeypatch):
+    """Of rows of their own, and of the identity and uniform rows of mixed weights."""
+    passed = []
+
+    def note_parts(params, values, scores, weights, other_parts, log_scale, keep):
+        passed.append([(rows.shape, power) for rows, power, _ in other_parts])
+        return log_scale
+
+    monkeypatch.setattr(log_attention, "rounding_noise", note_parts)
+    mixing = rc.network.Mixing(0.3, 0.8, -0.5)
+    for fields, count in (
+        ({}, 0),
+        ({"mask": "causal"}, 1),
+        ({"mask": "causal", "mixing": mixing}, 3),
+    ):
+        config = rc.TransformerConfig(1, H, D, **fields)
+        params, prepared = prepare_inputs(draws.parameters(config), draws.tokens(3, D), config)
+        gains = layer_gains(config, prepared.x.dtype, params)
+        row, gains = jax.tree.map(lambda a: a[0], (params.layers.attention, gains))
+        state = LogState(prepared.x[0], prepared.x, jnp.float32(-1))
+        jax.eval_shape(
+            lambda row=row, state=state, config=config, prepared=prepared, gains=gains: (
+                log_attention.attention_parts(
+                    row, state, config, prepared.context, gains, np.ones(3, bool)
+                )
+            )
+        )
+        assert passed.pop() == [((H, 3, 3), 1)] * count
 
 
 def test_the_mean_and_the_values_of_rows_of_any_sum(x64):
