@@ -1,5 +1,6 @@
 """The folder of a sweep: of another sweep, damaged, in use, on a full disk, interrupted."""
 
+import dataclasses
 import resource
 import shutil
 import signal
@@ -264,8 +265,9 @@ def test_points_of_two_digits_are_not_those_of_one(tmp_path):
         for point in (10, 1):
             folder.save(point, runs)
         assert len([*tmp_path.glob("runs/*.npz")]) == 2
-        for point, count in ((0, 0), (1, 1), (10, 1)):
-            assert [r.names() for r in folder.load(functions, point)] == [[(0, 4)]] * count
+        folder.save(10, dataclasses.replace(runs, seeds=np.array([5])))
+        for point, names in ((0, []), (1, [[(0, 4)]]), (10, [[(0, 4)], [(0, 5)]])):
+            assert sorted(r.names() for r in folder.load(functions, point)) == names
 
 
 def test_the_folder_of_each_process_but_the_first_is_locked_apart(tmp_path, monkeypatch):
