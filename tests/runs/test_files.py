@@ -71,6 +71,11 @@ def test_a_link_among_the_folders_inside_is_named(tmp_path):
         is_refused(message, files.check_no_links, tmp_path, ["absent", "run"], error=RunError)
         place.unlink()
     files.check_no_links(tmp_path, ["run"])
+    (tmp_path / "link").symlink_to(tmp_path / "else")
+    message = f"cannot write to {tmp_path}/link: it is a link"
+    is_refused(message, files.make_subfolder, tmp_path / "link", error=RunError)
+    files.make_subfolder(tmp_path / "new")
+    assert (tmp_path / "new").is_dir()
 
 
 @pytest.mark.parametrize("field", ["comment", "extra"])
@@ -103,6 +108,40 @@ def test_what_is_deleted_is_what_is_there_and_of_links_the_link(tmp_path):
     files.delete_files(folder, ["old", "link", "a", "absent"])
     assert [p.name for p in folder.iterdir()] == ["b"] and (kept / "file").exists()
     is_refused("cannot write to .*run", files.delete_files, folder, ["b/c"], error=RunError)
+
+
+def test_files_have_the_permissions_of_others_and_logs_leave_other_names_as_they_were(tmp_path):
+    """Of a log with a second name, only the name that is opened gets the lines."""
+    mask = os.umask(0o027)
+    try:
+        files.write_atomically(tmp_path / "a", b"first\n")
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+    (tmp_path / "b").hardlink_to(tmp_path / "a")
+    for line in (b"second\n", b"third\n"):
+        with files.open_log(tmp_path / "a") as file:
+            file.write(line)
+    assert (tmp_path / "a").read_bytes() == b"first\nsecond\nthird\n"
+    assert (tmp_path / "b").read_bytes() == b"first\n"
+
+
+def test_no_file_is_written_under_a_temporary_name_that_exists(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.secrets, "token_hex", lambda _: "0")
+    (tmp_path / "else").write_text("text")
+    (tmp_path / ".rank_collapse-0.tmp").hardlink_to(tmp_path / "else")
+    path = tmp_path / "a"
+    is_refused("a: File exists$", files.write_atomically, path, b"a", error=RunError)
+    assert not path.exists() and (tmp_path / "else").read_text() == "text"
+
+
+def test_a_lock_that_is_another_file_of_the_user_stays_as_it_is(tmp_path):
+    (tmp_path / "text").write_bytes(b"text\xff")
+    (tmp_path / ".lock").hardlink_to(tmp_path / "text")
+    with files.lock_folder(tmp_path):
+        assert (tmp_path / "text").read_bytes() == b"text\xff"
+        message = r"in use by another process \(text\ufffd\)"
+        is_refused(message, files.lock_folder, tmp_path, error=files.InUseError)
 
 
 def test_a_lock_says_who_has_it_and_nothing_of_who_had_it(tmp_path):

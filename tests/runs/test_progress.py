@@ -77,6 +77,40 @@ def test_a_shorter_line_covers_the_one_before(clock):
     assert second == "it:  67%, 2.0 s, 1.0 s left".ljust(len(first))
 
 
+@pytest.mark.parametrize(("kind", "seconds"), [(Terminal, 0.2), (io.StringIO, 5.0)])
+def test_a_line_comes_after_a_fifth_of_a_second_in_a_terminal_and_five_elsewhere(
+    kind, seconds, clock
+):
+    stream = kind()
+    bar = Progress(9, "it", stream=stream)
+    clock[0] += seconds - 0.01
+    bar.advance(1)
+    assert not stream.getvalue()
+    clock[0] += 0.02
+    bar.advance(1)
+    assert stream.getvalue().strip().startswith("it:  22%, ")
+
+
+def test_work_of_an_earlier_call_alone_and_no_work_at_all_have_a_line(clock):
+    """No speed is known after what was skipped; nothing of nothing is done."""
+    stream = io.StringIO()
+    bar = Progress(4, "it", stream=stream, interval=1)
+    bar.skip(3)
+    clock[0] += 2
+    bar.advance(0)
+    Progress(0, "none", stream=stream).advance(0)
+    assert stream.getvalue().splitlines() == ["it:  75%, 2.0 s, 2.0 s left", "none:   0%, 0.0 s"]
+
+
+def test_lines_go_to_the_standard_error_and_show_no_control_characters(clock, capsys):
+    terminal = Terminal()
+    for stream in (None, terminal):
+        Progress(1, "a\x1b[2J", stream=stream).advance(1, lambda: "b\x07")
+    line = "a\\x1b[2J: 100%, b\\x07, 0.0 s"
+    output, errors = capsys.readouterr()
+    assert (output, errors, terminal.getvalue()) == ("", f"{line}\n", f"\r{line}")
+
+
 @pytest.mark.parametrize(("seconds", "lines"), [(0.9, []), (1.0, ["it: drawing took 1.0 s"])])
 def test_an_activity_of_a_second_has_a_line(seconds, lines, clock):
     stream = io.StringIO()

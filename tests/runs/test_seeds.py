@@ -88,6 +88,11 @@ def test_keys_come_to_the_host_as_keys():
     back = seeds.to_host(seeds.shard_seeds(keys, seeds.seed_mesh()), 3)
     assert back.shape == (3,) and len(back.devices()) == 1
     np.testing.assert_array_equal(jax.random.key_data(back), jax.random.key_data(keys))
+    others = jax.random.split(jax.random.key(3, impl="rbg"), 3)  # of another generator
+    for some in (seeds.to_host(others, 2), seeds.select_keys(others, np.array([0, 1]))):
+        assert jax.random.key_impl(some) == jax.random.key_impl(others)
+        data = jax.random.key_data(others)[:2]
+        np.testing.assert_array_equal(jax.random.key_data(some), data)
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 4, 5, None])

@@ -100,6 +100,8 @@ def test_states_have_the_dtypes_of_what_they_are_restored_like():
     np.testing.assert_array_equal(jax.random.key_data(back["k"]), jax.random.key_data(key))
     other = states.unflatten_state({"a": np.arange(2)}, {"a": np.ones(2, np.float32)}, "it")
     assert other["a"].dtype == np.float32
+    device = states.unflatten_state({"a": np.arange(2)}, {"a": jnp.ones(2, jnp.float16)}, "it")
+    assert device["a"].dtype == jnp.float16 and isinstance(device["a"], jax.Array)
     message = r"^it has k of shape \(4,\), not None$"
     is_refused(message, states.unflatten_state, saved, {"a": like["a"]}, "it")
 

@@ -12,7 +12,7 @@ import pytest
 import rank_collapse as rc
 from rank_collapse.network import layers
 from rank_collapse.network.residual import LayerGains
-from rank_collapse.theory import bound_constants, bounds
+from rank_collapse.theory import bound_constants, bounds, mean_bounds
 from rank_collapse.theory.log_operations import LogState
 from tests.oracles import draws
 from tests.support.closeness import assert_close
@@ -74,8 +74,33 @@ def test_lipschitz_constant_bounds_every_residual(kind, x64):
     slope = float(
         one / (bound_constants.norm_1(params.w_in) * bound_constants.norm_1(params.w_out))
     )
+    grid = jnp.linspace(-5, 5, 400_001)  # finer: between two points the slope changes by 1e-10
+    phi = layers.get_activation(kind).fn
+    sup = float(jax.jit(jax.vmap(jax.grad(phi)))(grid).max())
+    assert sup <= slope <= sup * (1 + 3e-6)
     expected_slope = {"gelu": 1.128904, "gelu_tanh": 1.129, "silu": 1.099839}.get(kind, 1.0)
     np.testing.assert_allclose(slope, expected_slope, rtol=1e-4)
+
+
+def test_heads_that_share_keys_and_values_have_matrices_of_their_own():
+    """Each pair of four heads has one W_K and one W_V; a temperature may be negative."""
+    config = rc.TransformerConfig(1, 4, 8, d_qk=3, num_kv_heads=2)
+    params = jax.tree.map(lambda a: np.asarray(a[0]), draws.parameters(config).layers.attention)
+    assert params.w_k.shape == (2, 8, 3)
+
+    @jax.jit
+    def compute(params):
+        matrices = bound_constants.head_weights(params, 1.7)
+        return *matrices, *mean_bounds.attention_norms(params, -1.7, config)
+
+    w_qk, w, scores, values = compute(params)
+    for h in range(4):
+        pair = params.w_q[h] @ params.w_k[h // 2].T, params.w_v[h // 2] @ params.w_o[h]
+        assert_close(w_qk[h], pair[0] / 1.7, rtol=1e-5, atol=1e-6)
+        assert_close(w[h], pair[1], rtol=1e-5, atol=1e-6)
+        sizes = [np.linalg.norm(a, 2) for a in pair]
+        assert_close(scores[h], np.log(sizes[0] / (4 * math.sqrt(3) * 1.7)), rtol=1e-5)
+        assert_close(values[h], np.log(sizes[1]), rtol=1e-5, atol=1e-5)
 
 
 def test_the_spread_of_scores_is_over_the_keys_that_a_row_sees():

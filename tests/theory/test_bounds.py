@@ -55,6 +55,10 @@ def test_every_tightness_is_the_difference_of_its_sides(head_cases, x64):
             difference = getattr(sides, f"log10_rhs{kind}") - sides.log10_lhs
             tightness = getattr(sides, f"tightness{kind}")
             assert_close(tightness, difference, atol=1e-9, err_msg=name)
+    for layer in (report.layer, report.published_layer):
+        assert_close(layer.log10_lhs, report.mean_layer.log10_lhs, rtol=1e-12)
+    for stack in (report.stack, report.published_stack):
+        assert_close(stack.log10_lhs, report.log10_residual[-1], rtol=1e-12)
 
 
 def test_the_conditions_of_the_lemma_and_of_a_bound_that_falls(head_cases, x64):

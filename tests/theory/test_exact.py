@@ -152,14 +152,19 @@ def test_tokens_that_are_exactly_equal_have_no_residual():
 SAN = rc.san(2, 2, 4)
 
 
-def call(x=None, config=SAN, **options):
+def call(x=None, config=SAN, attention=None, **options):
     x = draws.tokens(3, 4) if x is None else x
-    return rc.theory.exact_profile(draws.parameters(SAN), x, config, **options)
+    params = draws.changed(draws.parameters(SAN), attention=attention or {})
+    return rc.theory.exact_profile(params, x, config, **options)
 
 
 @parametrize_refusals(
     [
         (lambda: call(x=np.float32([[1, 2, 3, np.inf]] * 3)), "x has values that are not finite"),
+        (
+            lambda: call(attention={"b_o": np.full((2, 4), np.nan, np.float32)}),
+            "params has values that are not finite",
+        ),
         (lambda: call(bias=np.full((2, 3, 3), -np.inf)), "bias has values that are not finite"),
         (lambda: call(config=SAN.replace(skip_gain=np.nan)), "config has values that are not"),
         (lambda: call(x=jnp.ones((3, 5))), r"\(3, 5\)"),

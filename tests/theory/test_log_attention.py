@@ -10,6 +10,7 @@ import pytest
 import rank_collapse as rc
 from rank_collapse.network.attention import attention_scores, repeat_groups
 from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.residual import layer_gains
 from rank_collapse.theory import log_attention
 from rank_collapse.theory.log_operations import LogState
 from tests.oracles import draws
@@ -92,6 +93,83 @@ def test_mixed_weights_differ_by_rows_as_their_parts_do(mask, x64):
     np.testing.assert_array_equal(mixed.top, top)
 
 
+def test_weights_keep_their_digits_whatever_padded_rows_read():
+    """Weights of e^−200 beside the heaviest, of rows that follow one that does not exist."""
+    base = jnp.float32([[[0, 0, 0], [0, -200, -210], [0, -205, -200]]])
+    keep, zeros = np.array([False, True, True]), jnp.zeros((1, 3, 3))
+    split = jax.jit(log_attention.split_weights)
+    for change in ([0, 0, 0], [-50, 50, 0]):  # of the padded row
+        moved = zeros.at[:, 0].set(jnp.float32(change))
+        scores = log_attention.Scores(base, moved, moved, jnp.zeros(1))
+        weights = split(scores, None, jnp.float32(1), keep)
+        assert weights.heaviest.tolist() == [0] and weights.large[0, 1:].tolist() == [[False]] * 2
+        logs = np.log(np.asarray(weights.q)[0, 1:, 1:]) + float(weights.top[0])
+        assert_close(logs, base[0, 1:, 1:], rtol=1e-5)
+    # a row that reads one key has no other weight at all
+    scores = log_attention.Scores(base, zeros, zeros, jnp.zeros(1))
+    alone = split(scores, np.arange(3)[None, None] == 2, jnp.float32(1), keep)
+    assert alone.heaviest.tolist() == [2] and np.isneginf(alone.top) and not np.any(alone.q)
+    # a key that no row sees makes no change large: P − Q = σ(ε² 2) − ½ of the second key
+    delta, eps = jnp.broadcast_to(jnp.float32([0, 2, 1e9]), (1, 3, 3)), jnp.float32(1e-3)
+    scores = log_attention.Scores(zeros, delta, eps * (eps * delta), jnp.zeros(1))
+    blind = split(scores, np.arange(3)[None, None] < 2, eps, keep)
+    assert not np.any(blind.large)
+    assert_close(np.asarray(blind.e)[0, :, 1] * np.exp(float(blind.top[0])), 0.5, rtol=1e-4)
+
+
+def test_the_noise_is_of_all_parts_in_which_rows_differ(monkeypatch):
+    """Of rows of their own, and of the identity and uniform rows of mixed weights."""
+    passed = []
+
+    def note_parts(params, values, scores, weights, other_parts, log_scale, keep):
+        passed.append([(rows.shape, power) for rows, power, _ in other_parts])
+        return log_scale
+
+    monkeypatch.setattr(log_attention, "rounding_noise", note_parts)
+    mixing = rc.network.Mixing(0.3, 0.8, -0.5)
+    for fields, count in (
+        ({}, 0),
+        ({"mask": "causal"}, 1),
+        ({"mask": "causal", "mixing": mixing}, 3),
+    ):
+        config = rc.TransformerConfig(1, H, D, **fields)
+        params, prepared = prepare_inputs(draws.parameters(config), draws.tokens(3, D), config)
+        gains = layer_gains(config, prepared.x.dtype, params)
+        row, gains = jax.tree.map(lambda a: a[0], (params.layers.attention, gains))
+        state = LogState(prepared.x[0], prepared.x, jnp.float32(-1))
+        jax.eval_shape(
+            lambda row=row, state=state, config=config, prepared=prepared, gains=gains: (
+                log_attention.attention_parts(
+                    row, state, config, prepared.context, gains, np.ones(3, bool)
+                )
+            )
+        )
+        assert passed.pop() == [((H, 3, 3), 1)] * count
+
+
+def test_the_mean_and_the_values_of_rows_of_any_sum(x64):
+    """Tokens are 1x̄ᵀ + ε R; mixed weights of the two heads sum to 1.5 and 0.4."""
+    rng = np.random.default_rng(2)
+    w_v, w_o = rng.normal(size=(H, D, V)), rng.normal(size=(H, V, D))
+    b_v, b_o = rng.normal(size=(H, V)), rng.normal(size=D)
+    mean, residual, eps = rng.normal(size=D), rng.normal(size=(M, D)), 0.3
+    reference = rng.dirichlet(np.ones(M), H) * [[1.5], [0.4]]
+    weights = types.SimpleNamespace(
+        reference=reference, heaviest=np.array([3, 1]), row_sum=reference.sum(axis=1, keepdims=True)
+    )
+    computed, values = log_attention.compute_values(
+        types.SimpleNamespace(w_v=w_v, w_o=w_o, b_v=b_v, b_o=b_o),
+        LogState(mean, jnp.asarray(residual), np.log(eps)),
+        eps,
+        weights,
+    )
+    expected = b_o
+    for h, key in enumerate((3, 1)):
+        expected = expected + reference[h] @ ((mean + eps * residual) @ w_v[h] + b_v[h]) @ w_o[h]
+        assert_close(values[h], (residual - residual[key]) @ w_v[h], atol=1e-12)
+    assert_close(computed, expected, rtol=1e-12)
+
+
 FORMS = {
     "qk-norm of heads, rotary": {"qk_norm": "head", "position": "rotary"},
     "qk-norm of all heads, relative keys": {"qk_norm": "width", "position": "relative_key"},
@@ -127,3 +205,7 @@ def test_scores_of_split_tokens_are_those_of_the_tokens(form, x64):
         assert_close(*differences, atol=1e-13)
     first = np.asarray(split.delta)[:, 1]  # of the first token that exists
     assert np.all(first == 0) and np.abs(split.delta).max() > 0.1
+    if config.qk_norm == "none":  # a rounding of the largest δ, before a row is taken from all
+        query, key = (np.einsum("nd,hdk->hnk", residual, w) for w in (row.w_q, row.w_k))
+        largest = abs(query @ key.transpose(0, 2, 1) / 1.7).max(axis=(1, 2))
+        assert_close(split.noise, np.finfo(float).eps * largest, rtol=1e-12)

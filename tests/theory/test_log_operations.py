@@ -41,6 +41,15 @@ def test_tokens_of_parts_are_renormalised_over_those_that_exist(x64):
     assert_close(tiny.residual, state.residual, atol=1e-12)
     nothing = jax.jit(ops.renormalise_parts)(mean, 0 * parts, scales, EXISTS)
     assert nothing.log_scale == -np.inf and not np.any(nothing.residual)
+    # around a mean token that is far larger, float32 leaves nothing of it in the residual
+    far = np.float32([1000 + parts[0]])
+    narrow = jax.jit(ops.renormalise_parts)(np.float32(mean), far, np.zeros(1, np.float32), EXISTS)
+    assert np.abs(np.asarray(narrow.residual, float).sum(axis=0)).max() < 3e-7
+    # tiny parts of a scale beyond float32
+    small, scale = np.float32(1e-30) * far, np.float32([100])
+    huge = jax.jit(ops.renormalise_parts)(np.float32(mean), small, scale, EXISTS)
+    center = far[0, EXISTS].mean(axis=0) * 1e-30 * np.exp(100)
+    np.testing.assert_allclose(huge.mean, center, rtol=1e-4)
     x = rng.standard_normal((5, 3))
     split = jax.jit(ops.around_mean)(x, EXISTS)
     assert_close(split.mean, x[EXISTS].mean(axis=0), rtol=1e-12)

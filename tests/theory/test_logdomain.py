@@ -1,6 +1,7 @@
 """The log-domain pass against thousands of digits, against float64, and under transformations."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import rank_collapse as rc
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.passes import WalkResult
 from rank_collapse.theory import logdomain, noise
+from rank_collapse.theory.log_operations import LogState
 from rank_collapse.theory.logdomain import REPLICAS, LogPass, LogScaled
 from tests.oracles import draws, mp_network
 from tests.oracles.small_residuals import CASES, config_of, network as small_network
@@ -182,6 +184,65 @@ def test_the_profile_ends_where_copies_of_the_pass_disagree():
     np.testing.assert_array_equal(values, np.stack(fields)[[0, 1, 2, 4, 5]])
     alone = result._replace(layer_results=(profiles[:, :1], fields))
     np.testing.assert_allclose(LogPass(0).build_result(alone).profile, [start, -1, -3], rtol=1e-5)
+
+
+def test_branches_read_their_input_with_noise(monkeypatch):
+    """The noise of an algebra moves what the attention and the MLP read, and is handed on."""
+    state = LogState(np.ones(2), np.full((3, 2), 2.0), np.float64(3))
+    noisy = LogState(2 * state.mean, 2 * state.residual, 2 * state.log_scale)
+    layer = types.SimpleNamespace(
+        params=types.SimpleNamespace(attention="a", mlp="m"),
+        config=types.SimpleNamespace(mlp="relu"),
+        context="c",
+        gains="g",
+    )
+    monkeypatch.setattr(logdomain, "attention_parts", lambda *arguments: (arguments, "heads"))
+    monkeypatch.setattr(logdomain.ops, "mlp_parts", lambda *arguments: arguments)
+    for noise_of, read in ((None, state), (lambda a: 2 * a, noisy)):
+        algebra = LogScaled("keep", noise_of)
+        part, (branch_input, heads, branch) = algebra.apply_attention(layer, state)
+        assert (part[0], part[2:], heads) == ("a", (layer.config, "c", "g", "keep"), "heads")
+        assert branch is part and branch_input is part[1]
+        mlp, _ = algebra.apply_mlp(layer, state)
+        assert (mlp[0], mlp[2]) == ("m", "relu")
+        for argument in (part[1], mlp[1]):
+            jax.tree.map(np.testing.assert_array_equal, argument, read)
+
+
+def test_each_copy_and_each_layer_have_noise_of_their_own_and_the_trace_has_none(monkeypatch):
+    def walk_layer(algebra, layer, state):
+        state = state.replace(mean=algebra.noise(state.mean))
+        return state, {"attention": state}
+
+    monkeypatch.setattr(logdomain, "walk_layer", walk_layer)
+    monkeypatch.setattr(
+        logdomain, "_attention_residuals", lambda state, keep: (state, state.mean[:2], state)
+    )
+    keep, x = np.arange(3) != 1, np.asarray(draws.tokens(3, 40))
+    prepared = types.SimpleNamespace(x=x, existing_tokens=keep)
+    network_pass, moved = LogPass(2), []
+    carry = network_pass.init_carry(prepared, None)
+    measure = jax.jit(
+        lambda index, carry: network_pass.measure_layer(
+            types.SimpleNamespace(inputs=prepared, index=index), None, None, carry
+        )
+    )
+    for index in (0, 1):
+        after, (profiles, (attention_input, heads, *_)) = measure(jnp.uint32(index), carry)
+        np.testing.assert_array_equal(after.mean[0], carry.mean[0])
+        np.testing.assert_array_equal(attention_input.mean, carry.mean[0])
+        np.testing.assert_array_equal(heads, carry.mean[0, :2])
+        assert profiles.shape == (3,)
+        moved += [tuple(mean) for mean in (after.mean - carry.mean)[1:].tolist()]
+    assert len({*moved}) == 4
+    still = LogPass(0)
+    (state, _) = still.measure_layer(
+        types.SimpleNamespace(inputs=prepared, index=0),
+        None,
+        None,
+        still.init_carry(prepared, None),
+    )
+    np.testing.assert_array_equal(state.mean[0], carry.mean[0])
 
 
 def test_arithmetic_is_at_least_that_of_float32():

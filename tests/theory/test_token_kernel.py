@@ -33,17 +33,25 @@ def test_the_kernel_of_tokens_and_back():
     def measure(x):
         state = token_kernel.measure_kernel(x)
         back = token_kernel.from_covariance(state.covariance, state.change)
-        moved = token_kernel.normalise_kernel(lone_norm(None, "rms", 0.3), state)
+        moved = state.replace(change=state.distance + 1)
+        moved = token_kernel.normalise_kernel(lone_norm(None, "rms", 0.3), moved)
         norm = layers.NormParams(jnp.array([1.0, 3] * 4), jnp.array([1.0, -1] * 4))
         shifted = token_kernel.normalise_kernel(lone_norm(norm, "layer", 0.3), state)
-        return state, back, state.covariance, moved.covariance, shifted.covariance
+        normed_kernels = moved.covariance, shifted.covariance, moved.change
+        return state, back, state.covariance, *normed_kernels
 
-    state, back, covariance, normed_kernel, shifted_kernel = measure(x)
+    state, back, covariance, normed_kernel, shifted_kernel, change = measure(x)
     np.testing.assert_allclose(shifted_kernel, 5 * normed_kernel + 1, rtol=1e-5)  # mean squares
     assert_close(covariance, x @ x.T / 8, atol=1e-5)
     assert_close(back.distance, state.distance, atol=1e-5)
     scale = 1 / np.sqrt(np.mean(x**2, axis=1) + 0.3)
     assert_close(normed_kernel, (x @ x.T / 8) * np.outer(scale, scale), atol=1e-5)
+    assert_close(change, (state.distance + 1) * np.outer(scale, scale), atol=1e-5)
+    near = np.float32(100 + 1e-3 * x)  # whose distances are 1e-10 of their squares
+    apart = np.float64(near)[:, None] - np.float64(near)[None]
+    distance = measure(near)[0].distance
+    assert_close(distance, np.mean(apart**2, axis=-1) / 2, rtol=1e-3, atol=1e-10)
+    assert not np.diag(distance).any()
 
 
 def test_kernels_of_independent_features_multiply():
@@ -61,11 +69,16 @@ def test_kernels_of_independent_features_multiply():
 
 
 def test_a_sum_has_the_mean_squares_of_its_gains():
-    state, part = (token_kernel.measure_kernel(draws.tokens(3, 4, seed=seed)) for seed in (1, 2))
+    state, part = (
+        token_kernel.measure_kernel(draws.tokens(3, 4, seed=seed)).replace(
+            change=jnp.asarray(draws.normal(3, 3, seed=seed))
+        )
+        for seed in (1, 2)
+    )
     skip, branch = np.float32([1, -2, 0.5, 3]), np.float32(-0.7)
     spec = ResidualSpec(None, None, skip, branch, "mlp", True, "none", "rms", 0.0)
     joined = token_kernel.add_kernels(spec, state, part)
-    for name in ("variance", "distance"):
+    for name in ("variance", "distance", "change"):
         parts = [np.asarray(getattr(kernel, name)) for kernel in (part, state)]
         expected = 0.49 * parts[0] + np.mean(skip**2) * parts[1]
         np.testing.assert_allclose(getattr(joined, name), expected, rtol=1e-5)
@@ -74,6 +87,7 @@ def test_a_sum_has_the_mean_squares_of_its_gains():
 
 
 attention_kernel = jax.jit(token_kernel.attention_kernel)
+compute_ratios = jax.jit(overlap_ratios)
 
 
 def test_scores_have_the_size_of_queries_and_keys_over_the_temperature():
@@ -128,6 +142,69 @@ def test_updates_of_attention_written_out():
     assert np.diag(by_query).min() > 1e-5
     np.testing.assert_allclose(by_key, by_query, rtol=1e-5, atol=1e-9)
     np.testing.assert_allclose(twice, 2 * by_key, rtol=1e-5, atol=1e-9)
+
+
+def test_scores_and_their_updates_written_out_for_unequal_weights():
+    """Every sum of `attention_kernel`'s formulas in loops, for two heads of three rows."""
+    config = rc.TransformerConfig(1, 2, 8, d_qk=3, d_v=5)
+    params = jax.tree.map(lambda a: np.asarray(a[0]), parameters(config).layers.attention)
+    x, y = (np.asarray(tokens(n, 8, n), float) for n in (3, 4))
+    moved_x, moved_y = (0.3 * np.asarray(draws.normal(n, 8, seed=9)) for n in (3, 4))
+    changes = moved_x @ moved_x.T / 8, moved_y @ moved_y.T / 8
+    queries, keys = (
+        token_kernel.measure_kernel(tokens(n, 8, n)).replace(change=jnp.asarray(d, jnp.float32))
+        for n, d in zip((3, 4), changes, strict=True)
+    )
+    weights, temperature = np.asarray(jax.nn.softmax(draws.normal(2, 3, 4)), float), 1.5
+    sizes = {"w_q": 0.1, "w_k": 0.2, "w_v": 0.03, "w_o": 0.01}
+    ours = attention_kernel(params, queries, keys, weights, config, temperature, NONE | sizes)
+    b = 64 * np.mean(params.w_q**2) * np.mean(params.w_k**2) / temperature**2
+    q, k, (q_change, k_change) = x @ x.T / 8, y @ y.T / 8, changes
+    change, covariance = np.zeros((2, 3, 3))
+    variance, distance = np.zeros(3), np.zeros((3, 3))
+    for p in weights:
+
+        def centre(a, i, j, p=p):
+            """Ã, for which keys are read around the means of rows i and j."""
+            return (np.eye(4) - p[i]) @ a @ (np.eye(4) - p[j]).T
+
+        spreads = np.array([np.diag(centre(k, i, i)) for i in range(3)])
+        drift = 0.5 * b * np.diag(q)[:, None] * p
+        drift = drift * (spreads - (p * spreads).sum(axis=1, keepdims=True))
+        second, drifted = np.zeros((3, 3)), drift @ k @ p.T + p @ k @ drift.T
+        for i, j in np.ndindex(3, 3):
+            pairs, both = np.outer(p[i], p[j]), p[i] * p[j]
+            same_key, same_change = (np.diag(centre(a, i, j)) for a in (k, k_change))
+            spread = np.sum(pairs * centre(k, i, j) * k)
+            spread_of_update = spread + b * q[i, j] * np.sum(both * same_key**3)
+            response = np.sum(pairs * centre(k_change, i, j) * k)
+            response += b * q[i, j] * np.sum(both * same_key**2 * same_change)
+            second[i, j] = b * q[i, j] * spread
+            change[i, j] += b * (q_change[i, j] + 0.3 * q[i, j]) * spread_of_update
+            change[i, j] += 2 * b * q[i, j] * response
+        moved = p @ k_change @ p.T + drift @ k_change @ p.T + p @ k_change @ drift.T
+        size = np.sqrt(np.diag(q))
+        cosines = ((q / np.outer(size, size)).sum(axis=1) - 1) / 2
+        count = 1 / (p**2).sum(axis=1)
+        level = b * np.diag(q) * (p * spreads).sum(axis=1) / (1 - 1 / count)
+        row_ratios, pair_ratios = np.transpose(
+            [compute_ratios(*map(float, row)) for row in zip(count, level, cosines, strict=True)]
+        )
+        change += moved
+        fixed, noise = p @ k @ p.T, second + drifted
+        head_variance = np.diag(fixed) + row_ratios * np.diag(noise)
+        head_distance = distances(fixed)
+        head_distance = head_distance + np.sqrt(np.outer(pair_ratios, pair_ratios)) * distances(
+            noise
+        )
+        variance, distance = variance + head_variance, distance + head_distance
+        covariance += 0.5 * np.add.outer(head_variance, head_variance) - head_distance
+    assert np.ptp(pair_ratios) > 0.01  # rows differ in what their scores add
+    gain = 8 * np.mean(params.w_v**2) * 10 * np.mean(params.w_o**2) / 2
+    bias = np.einsum("hv,hvd->d", params.b_v, params.w_o) + params.b_o
+    assert_close(ours.change, gain * (change + 0.04 * covariance), rtol=1e-4, atol=1e-5)
+    assert_close(ours.variance, gain * variance + np.mean(bias**2), rtol=1e-4)
+    assert_close(ours.distance, gain * distance, rtol=1e-4, atol=1e-5)
 
 
 def test_updates_of_keys_move_scores_and_what_scores_read():
@@ -198,7 +275,7 @@ def test_the_noise_of_equally_correlated_scores_of_equal_spread():
     covariance = v * (c + (1 - c) * np.eye(n))
     arguments = np.full((n, n), 1 / n), covariance, spread, np.full((n, n), 2.0)
     noise = score_noise(*jax.tree.map(np.float32, arguments), keys)
-    ratio, distance_ratio = jax.jit(overlap_ratios)(n, v * 2 / (1 - 1 / n), c)
+    ratio, distance_ratio = compute_ratios(float(n), v * 2 / (1 - 1 / n), c)
     assert_close(noise.variance, ratio * v * np.diag(spread), rtol=1e-5)
     apart = distance_ratio * v * (0.4 - 0.3 * c) * (1 - np.eye(n))
     assert_close(noise.distance, apart, atol=1e-5)
@@ -397,6 +474,8 @@ def test_distances_of_nearly_equal_tokens_keep_their_digits(kind):
     z = jax.device_put(TokenKernel(np.ones(2), 1e-25 * (1 - np.eye(2)), np.zeros((2, 2))))
     kernel, slope = activation_kernel(kind, z)
     np.testing.assert_allclose(kernel.distance[0, 1] / 1e-25, slope[0, 1], rtol=2e-4)
+    none, slope = activation_kernel(kind, z.scaled(np.float32(0)))  # of tokens of zeros
+    assert np.isfinite(slope).all() and not np.any(none.variance) and not np.any(none.distance)
 
 
 @pytest.mark.parametrize("theta", [0.02, 0.2, 0.29, 0.31, 2.5])

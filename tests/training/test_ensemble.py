@@ -14,6 +14,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.runs import states
 from rank_collapse.runs.seeds import seed_keys, seed_mesh
+from rank_collapse.training import ensemble as ensembles
 from rank_collapse.training.ensemble import Ensemble, Trained, _as_runs
 from rank_collapse.training.tasks.examples import Examples
 from rank_collapse.training.training import (
@@ -213,6 +214,7 @@ def test_the_last_chunk_is_watched_where_chunks_do_not_divide_the_epochs():
     np.testing.assert_array_equal(run.watched["count"], [[0, 3, 4]] * 2)
     np.testing.assert_array_equal(run.watched["pair"], [[[0, 0], [3, -3], [4, -4]]] * 2)
     np.testing.assert_array_equal(run.losses, [[0, 1, 2, 3]] * 2)
+    assert {a.dtype for a in (run.losses, *run.watched.values())} == {np.dtype(np.float32)}
     assert looks == [(at, at, [at, -at], (2, at)) for at in (0, 3, 4)]
     assert chunks == [(2, 3), (2, 4)]
     (epoch, first), (last, whole) = snapshots
@@ -238,6 +240,41 @@ def test_the_last_chunk_is_watched_where_chunks_do_not_divide_the_epochs():
     empty.recipe = dataclasses.replace(RECIPE, num_epochs=0)
     nothing = empty.train(keys, hyper)
     assert nothing.losses.shape == (2, 0) and nothing.watched["count"].tolist() == [[0], [0]]
+
+
+def test_a_program_is_of_the_number_of_runs_and_of_names_shapes_and_keys(monkeypatch):
+    """Another name, shape, generator or number has a program of its own, other values have not."""
+    made = []
+
+    class Recorded:
+        def __init__(self, functions, **options):
+            made.append(options)
+
+        def begin(self, *_):
+            return None
+
+    monkeypatch.setattr(ensembles, "Program", Recorded)
+    ensemble = make_counting_ensemble()
+    ensemble.mesh, ensemble.at_once = seed_mesh(), 7
+
+    def begin(keys, **network):
+        return ensemble.begin(keys, _as_runs(Hyper(network=network), len(keys)))[0]
+
+    keys = seed_keys(0, 3)
+    changed = (
+        (keys, {"a": 1.0}),
+        (keys, {"b": 1.0}),
+        (keys, {"a": np.ones((3, 2))}),
+        (jax.random.split(jax.random.key(0, impl="rbg"), 3), {"a": 1.0}),
+        (seed_keys(0, 2), {"a": 1.0}),
+    )
+    programs = [begin(some_keys, **network) for some_keys, network in changed]
+    assert len({*map(id, programs)}) == 5 == len(made)
+    assert begin(keys, a=np.arange(3.0)) is programs[0]
+    assert [options["size"] for options in made] == [4, 4, 4, 4, 2]
+    expected = {"every": 3, "at_once": 7, "freezes": False, "mesh": ensemble.mesh}
+    for options in made:
+        assert {name: options[name] for name in expected} == expected
 
 
 def test_a_function_of_models_is_of_each_seed_with_its_data_values_and_key():

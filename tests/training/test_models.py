@@ -206,9 +206,13 @@ def test_recipes_that_do_not_fit_are_named(arguments, message):
 
 def test_dropouts_of_the_embedding_and_of_the_output_are_independent(monkeypatch):
     """A network that passes on what it takes shows both; 2000 entries, four deviations."""
-    monkeypatch.setattr(
-        models.transformer, "apply", lambda params, x, *_, **__: SimpleNamespace(output=x)
-    )
+    calls = []
+
+    def apply(params, x, config, **options):
+        calls.append(options)
+        return SimpleNamespace(output=x)
+
+    monkeypatch.setattr(models.transformer, "apply", apply)
     chosen, x = TransformerConfig(d_model=50), jnp.ones((40, 50))
     model, key = models.Model({}, (jnp.eye(50), jnp.zeros(50))), jax.random.key(5)
     for options, kept, value in (
@@ -220,3 +224,23 @@ def test_dropouts_of_the_embedding_and_of_the_output_are_independent(monkeypatch
         logits = np.asarray(forward(model, x, chosen, **options))
         np.testing.assert_allclose(logits[logits != 0], value, rtol=1e-6)
         assert abs(np.mean(logits != 0) - kept) <= 4 * np.sqrt(kept * (1 - kept) / 2000)
+    assert [options["dropout_rate"] for options in calls] == [0, 0.25, 0.25, 0.25]
+    keys = [options["dropout_key"] for options in calls]
+    assert keys[:2] == [None, None]
+    np.testing.assert_array_equal(keys[2], keys[3])  # whatever the output has
+    mask, positions = np.arange(40) > 2, np.arange(40) + 1
+    for position, passed in (("none", None), ("rotary", positions)):
+        rotated = chosen.replace(position=position)
+        forward(model, x, rotated, mask=mask, positions=positions)
+        assert calls[-1]["mask"] is mask and calls[-1]["positions"] is passed
+
+
+def test_the_classifier_has_a_key_of_its_own(monkeypatch):
+    keys, shape = [], (8, 6)
+    monkeypatch.setattr(models.parameters, "init", lambda key, *_, **__: keys.append(key))
+    config = HALF.replace(embedding=EMBEDDING)
+    root = jax.random.key(3)
+    drawn = init_model(root, Recipe(config, 6, batch_size=1, num_epochs=0)).classifier.w
+    assert keys[0] != root
+    for key in (root, *keys):
+        assert not np.allclose(drawn, 0.02 * jax.random.normal(key, shape))

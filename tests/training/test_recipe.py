@@ -148,6 +148,7 @@ def test_floats_that_mean_nothing_are_named(values, fields, message):
         ({"output_dropout": "yes"}, "output_dropout=.yes. is not one of"),
         ({"milestones": 5}, "milestones=5 is not a tuple of epochs"),
         ({"milestones": (3.5,)}, r"milestones=\(3.5,\)"),
+        ({"milestones": (15, 3.5)}, r"milestones=\(15, 3.5\)"),
         ({"start": 3}, "start=3 is not a function"),
         ({"clip_norm": -1.0}, "clip_norm=-1.0 is not in"),
     ]

@@ -220,6 +220,14 @@ WRONG = {
         "the metric 'seed' has the name of an axis",
         {"step": gives(lambda *_: {"seed": 1.0})},
     ),
+    "a metric is named step": (
+        "the metric 'step' has the name of an axis",
+        {"step": gives(lambda *_: {"step": 1.0})},
+    ),
+    "a metric has the name of a static value": (
+        "the metric 'size' has the name of an axis",
+        with_static(size=[1, 2]) | {"step": lambda s, h, i, size: (s, {"size": 1.0})},
+    ),
     "a look has the name of a swept value": (
         "the look 'rate' has the name of an axis",
         {"look": lambda s, h, k: {"rate": 1.0}},
@@ -299,6 +307,11 @@ WRONG = {
         "until returns Dataset, which is not true or false",
         {"until": lambda metrics: metrics},
     ),
+    "until returns text": ("until returns str", {"until": lambda metrics: "no"}),
+    "until returns an answer for each seed": (
+        "until returns ndarray, which is not true or false",
+        {"until": lambda metrics: np.array([True])},
+    ),
     "until returns None": ("until returns NoneType", {"until": lambda metrics: None}),
     "no seeds": ("seeds=0 is not a whole number from 1", {"seeds": 0}),
     "negative seeds": ("seeds=-3 is not a whole number from 1", {"seeds": -3}),
@@ -318,6 +331,7 @@ WRONG = {
     ),
     "round_seeds of 0": ("round_seeds=0", {"round_seeds": 0}),
     "a negative key": ("key=-1", {"key": -1}),
+    "a key of 33 bits": ("key=4294967296 is not a whole number", {"key": 2**32}),
     "two keys": (
         "key of shape \\(2,\\) is not one key",
         {"key": jax.random.split(jax.random.key(0))},
@@ -337,6 +351,14 @@ WRONG = {
     "a swept text": ("hyper\\['rate'\\]='a' is neither a number nor", {"hyper": {"rate": "a"}}),
     "a swept text among numbers": ("\\[1, 'a'\\] is neither", {"hyper": {"rate": [1, "a"]}}),
     "a swept None": ("hyper\\['rate'\\]=None is neither", {"hyper": {"rate": None}}),
+    "a swept day": (
+        "hyper\\['rate'\\]=.* is neither a number nor",
+        {"hyper": {"rate": np.array(["2020-01-01"], "M8[D]")}},
+    ),
+    "a swept time": (
+        "hyper\\['rate'\\]=.* is neither a number nor",
+        {"hyper": {"rate": np.array([3], "m8[s]")}},
+    ),
     "a swept set": ("hyper\\['rate'\\]=\\{1, 2\\} is neither", {"hyper": {"rate": {1, 2}}}),
     "a swept key": (
         "hyper\\['rate'\\]=Array.* is neither",

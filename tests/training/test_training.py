@@ -198,6 +198,19 @@ def test_floats_of_a_run_reach_its_initial_weights():
     assert not np.array_equal(*(jax.random.key_data(k) for k in (plain.key, key)))
 
 
+def test_the_order_and_dropout_have_keys_that_no_weights_have(monkeypatch):
+    keys = []
+
+    def init_model(key, *_):
+        keys.append(key)
+        return {"w": jnp.ones(2)}
+
+    monkeypatch.setattr(training, "init_model", init_model)
+    root = jax.random.key(0)
+    state = init_state(root, hyper(), recipe())
+    assert state.key not in (root, *keys) and keys[0] != root
+
+
 def test_floats_of_a_run_reach_the_half_that_they_are_for():
     one = config()
     decoder = one.replace(cross_attention=True, cross_skip=True, mask="causal")
@@ -206,6 +219,9 @@ def test_floats_of_a_run_reach_the_half_that_they_are_for():
     changed = run_config(pairs, hyper().replace(network=floats), unroll=2)
     assert changed.encoder == one.replace(branch_gain=0.5, unroll=2)
     assert changed.decoder == decoder.replace(skip_gain=2.0, unroll=2)
+    del floats["encoder"]
+    changed = run_config(pairs, hyper().replace(network=floats))
+    assert (changed.encoder, changed.decoder) == (one, decoder.replace(skip_gain=2.0))
 
 
 @pytest.mark.full
@@ -246,6 +262,8 @@ def test_a_step_passes_its_options_on(monkeypatch):
     assert [float(o["output_dropout"]) for o in options] == [0.5, 0.5, 0, 0]
     first, second, none, again = (o["dropout_key"] for o in options)
     assert none is None and first == again and first != second
+    orders = [jax.random.fold_in(jax.random.fold_in(state.key, 0), epoch) for epoch in (0, 1)]
+    assert first not in orders and second not in orders  # the keys of the examples' orders
 
 
 def test_tokens_of_a_packed_row_see_and_count_from_their_own_sequence(monkeypatch):

@@ -1,9 +1,11 @@
 """The folder of a sweep: of another sweep, damaged, in use, on a full disk, interrupted."""
 
+import dataclasses
 import resource
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -235,6 +237,39 @@ def test_a_folder_of_another_jax_goes_on_and_its_version_is_said_where_functions
     is_refused(message, SweepFolder, tmp_path, config | changes, error=files.RunError)
 
 
+def test_other_axes_hide_what_follows_from_them(tmp_path):
+    """Of other values in hyper or static, programs, data, looks and their steps differ too."""
+    config = {"hyper": {"a": 1}, "static": {}, "init": ["i"], "step": ["s"]}
+    config |= {"data": ["d"], "look": ["l"], "every": 2}
+    with SweepFolder(tmp_path, config):
+        pass
+    effects = {"init": ["j"], "step": ["t"], "data": ["e"], "look": ["m"], "every": 3}
+    for change, difference in (
+        ({"hyper": {"a": 2}}, "in hyper a is 1 there, 2 here"),
+        ({"static": {"b": 3}}, "in static b is 'absent' there, 3 here"),
+    ):
+        message = f"belongs to another sweep: {difference}; use another folder$"
+        changed = config | effects | change
+        is_refused(message, SweepFolder, tmp_path, changed, error=files.RunError)
+    message = "belongs to another sweep: look is another function; use another folder$"
+    changed = config | {"look": ["m"], "every": 3}
+    is_refused(message, SweepFolder, tmp_path, changed, error=files.RunError)
+
+
+def test_points_of_two_digits_are_not_those_of_one(tmp_path):
+    """Neither when they are loaded, nor when they replace a file."""
+    none = np.zeros((1, 0))
+    runs = Runs(np.array([0]), np.array([4]), 3, [], [], [], (), np.array([-1]), none)
+    functions = SimpleNamespace(state_shapes=[], metric_shapes=[], look_shapes=[])
+    with SweepFolder(tmp_path, {}) as folder:
+        for point in (10, 1):
+            folder.save(point, runs)
+        assert len([*tmp_path.glob("runs/*.npz")]) == 2
+        folder.save(10, dataclasses.replace(runs, seeds=np.array([5])))
+        for point, names in ((0, []), (1, [[(0, 4)]]), (10, [[(0, 4)], [(0, 5)]])):
+            assert sorted(r.names() for r in folder.load(functions, point)) == names
+
+
 def test_the_folder_of_each_process_but_the_first_is_locked_apart(tmp_path, monkeypatch):
     with SweepFolder(tmp_path, {"steps": 1}):
         monkeypatch.setattr(jax, "process_index", lambda: 1)
@@ -258,12 +293,13 @@ def interrupt_second_chunk(patch, error):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_an_interruption_saves_what_is_done(error, tmp_path, monkeypatch):
+def test_an_interruption_saves_what_is_done(error, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         interrupt_second_chunk(patch, error)
         patch.setattr(SweepFolder, "is_due", lambda self: False)
         with pytest.raises(error):
-            run(folder=tmp_path)
+            run(folder=tmp_path, quiet=False)
+    assert "sweep: stopped at step 2; the same call resumes\n" in capsys.readouterr().err
     assert int(np.load(find_snapshot(tmp_path))["step"]) == 2
     np.testing.assert_array_equal(run(folder=tmp_path).metrics["loss"], run().metrics["loss"])
 

@@ -150,4 +150,8 @@ def test_a_run_that_stops_is_told_by_what_is_not_finite_first(capsys):
         "vector is not finite at step 1",
         "its state is not finite at step 3",
     ]
+    kept = [line.rpartition("; ")[2] for line in lines]
+    assert kept == [
+        f"it keeps its state after {n}" for n in ("1 step", "2 steps", "1 step", "3 steps")
+    ]
     assert ["seed 0 (a=0, b=0)" in lines[0], "seed 0 (a=0, b=100)" in lines[1]] == [True] * 2

@@ -4,12 +4,14 @@ import pickle
 import socket
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rank_collapse.training import sweep
 from rank_collapse.training.engine import processes
 from rank_collapse.training.engine.runs import Runs, join_pieces
+from tests.oracles.small_sweeps import run
 from tests.oracles.swept_networks import (
     WHOLE,
     assert_same_files,
@@ -102,6 +104,14 @@ def test_runs_are_gathered_from_all_processes_with_their_dtypes(monkeypatch):
             for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
                 assert a.dtype == b.dtype
                 np.testing.assert_array_equal(a[: len(b)], b)
+
+
+def test_the_first_process_alone_says_notes(monkeypatch, capsys):
+    options = {"init": lambda key, hyper: {"w": jnp.ones(3)}, "steps": 0, "quiet": False}
+    for index, is_said in ((0, True), (1, False)):
+        monkeypatch.setattr(processes, "is_first", lambda index=index: index == 0)
+        run(**options)
+        assert bool(capsys.readouterr().err) is is_said
 
 
 def test_every_seed_is_in_one_share_and_shares_have_one_size(monkeypatch):

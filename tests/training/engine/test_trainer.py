@@ -70,6 +70,7 @@ def test_progress_shows_the_median_of_a_number_over_finite_runs(capsys):
 
     def show(state, hyper, index, name="loss"):
         a = jnp.where(hyper["at"] > 8, jnp.nan, 10.0 * hyper["at"])
+        a = a.astype(jnp.bfloat16) if name == "b" else a
         metrics = {"by_layer": jnp.ones(2), "count": index, "zz": a + 0.5, name: a}
         metrics |= {"accuracy": a / 50} if name == "loss" else {}
         return state, metrics if name != "zz" else {"by_layer": jnp.ones(2), "count": index}
