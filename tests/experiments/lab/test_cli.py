@@ -238,6 +238,8 @@ def test_a_mistake_names_the_flags_that_were_typed(capsys, tmp_path):
     assert cli.execute(run_sort.main, run_sort.FLAGS, arguments) == 2
     err = capsys.readouterr().err
     assert "width=2" in err and "hidden_dim=47" in err and "d_model=" not in err
+    named = cli.in_typed_names("d_model=4, trained_d_model=5", arguments, run_sort.FLAGS)
+    assert named == "hidden_dim=4, trained_d_model=5"  # the end of another name is left
 
 
 @pytest.mark.parametrize("has_preset", [False, True])
@@ -248,8 +250,13 @@ def test_devices_start_in_the_process_that_computes(has_preset, monkeypatch):
     if has_preset:
         values.define("string", "preset", "quick", "Preset.")
     monkeypatch.setattr(cli.devices, "start_devices", started.append)
-    assert cli.execute(lambda options: None, values, ["--num_devices=2"]) == 0
-    assert started == ([] if has_preset else [2])
+    precisions = []
+
+    def main(options):
+        precisions.append(jax.config.jax_default_matmul_precision)
+
+    assert cli.execute(main, values, ["--num_devices=2"]) == 0
+    assert started == ([] if has_preset else [2]) and precisions == ["highest"]
 
 
 @pytest.mark.parametrize("parent", [None, object()])
