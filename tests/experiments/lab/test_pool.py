@@ -412,7 +412,7 @@ def test_a_signal_ends_it_while_the_work_goes_on(monkeypatch):
 
 
 def test_progress_counts_groups_and_says_what_the_workers_do(begun, tmp_path, monkeypatch):
-    """Groups 0 and 2 are measured, by the order of their numbers; a worker has a device at least."""
+    """Workers are listed by the numbers of their groups; each has a device at least."""
     shown, lines = [], []
 
     class Bar:
