@@ -90,7 +90,9 @@ def test_quantities_of_a_step_are_of_its_own_batch_and_of_the_weights_before_it(
     monkeypatch.setattr(  # of the first weights, and of the first text of the first batch
         byte_networks,
         "linearisation_distance",
-        lambda start, end, x, _: (start.embedding.tokens[0, 0] + jnp.sum(x))[None],
+        lambda start, end, x, _: (
+            start.embedding.tokens[0, 0] + jnp.sum(x) + jnp.array([0.0, -7.0, 100.0])
+        ),
     )
     initialise = DepthRule.init  # larger, or the gradients of the scores are all rounding
     monkeypatch.setattr(
@@ -100,7 +102,7 @@ def test_quantities_of_a_step_are_of_its_own_batch_and_of_the_weights_before_it(
 
     @jax.jit
     def train(rate):
-        options = {"weight_decay": 0.0, "steps": steps, "batch_size": batch}
+        options = {"weight_decay": 0.25, "steps": steps, "batch_size": batch}
         return train_network(key, text, config, rule, rate=rate, **options)
 
     still, moved = jax.device_get((train(0.0), train(0.5)))
@@ -137,17 +139,21 @@ def test_quantities_of_a_step_are_of_its_own_batch_and_of_the_weights_before_it(
     size = np.linalg.norm(tree.layers.attention.w_q[-1])
     np.testing.assert_allclose(still["query_gradient"][0], size, rtol=1e-4)
 
-    @jax.jit
-    def change_states(params, gradient):
-        adamw = rule.adamw(0.5, config, weight_decay=0.0)
-        optimizer = optax.chain(optax.clip_by_global_norm(1.0), adamw)
-        updates = optimizer.update(gradient, optimizer.init(params), params)[0]
-        networks = params, optax.apply_updates(params, updates)
-        before, after = (rc.apply(p, batches[0, :-1], network).hidden[-1] for p in networks)
-        return after - before
+    adamw = rule.adamw(0.5, config, weight_decay=0.25)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), adamw)
 
-    change = np.abs(change_states(params, tree)).mean()
-    np.testing.assert_allclose(moved["change"][1], change, rtol=1e-3)
+    @jax.jit
+    def make_step(params, state, gradient):
+        updates, state = optimizer.update(gradient, state, params)
+        new = optax.apply_updates(params, updates)
+        before, after = (rc.apply(p, batches[0, :-1], network).hidden[-1] for p in (params, new))
+        return new, state, jnp.mean(jnp.abs(after - before))
+
+    state = jax.jit(optimizer.init)(params)
+    new, state, change = make_step(params, state, tree)
+    second = compute_gradient(new, batches[batch : 2 * batch])
+    _, _, later_change = make_step(new, state, second)
+    np.testing.assert_allclose(moved["change"][1:], [change, later_change], rtol=1e-3)
     assert np.isnan([still["change"][0], moved["change"][0]]).all()
     assert (still["change"][1:] == 0).all() and (moved["change"][1:] > 1e-3).all()
     for name, values in moved.items():
