@@ -9,8 +9,7 @@ import pytest
 
 from experiments import run_sort
 from experiments.lab import Chunk, RunFolder
-from experiments.train import arguments
-from experiments.train import train_networks as module
+from experiments.train import arguments, train_networks as module
 from experiments.train.trained_tasks import ALONE
 from tests.support.runs import SMALL, parsed
 
