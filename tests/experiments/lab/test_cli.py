@@ -16,6 +16,7 @@ from absl import flags
 import experiments
 from experiments import run_collapse, run_memorization, run_sort
 from experiments.lab import cli, list_points
+from rank_collapse.extras import MissingPackage
 from rank_collapse.runs.files import RunError
 from tests.support.processes import python
 
@@ -104,7 +105,14 @@ def test_points_that_are_equal_are_one():
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("two\nlines"), RunError("two  lines"), FileNotFoundError(2, "two lines")]
+    "error",
+    [
+        ValueError("two\nlines"),
+        RunError("two  lines"),
+        FileNotFoundError(2, "two lines"),
+        MemoryError("two lines"),
+        flags.Error("two lines"),
+    ],
 )
 def test_a_users_mistake_is_one_line_and_debug_shows_where(error, capsys):
     def fail(_):
@@ -347,3 +355,34 @@ def test_the_longest_name_of_a_run_has_200_bytes():
     assert cli.parse_flags(FLAGS, [f"--run_name={name}"]).run_name == name
     with pytest.raises(ValueError, match="is not a folder name"):
         cli.parse_flags(FLAGS, [f"--run_name={name}e"])
+
+
+def test_the_exit_code_is_that_of_the_result():
+    codes = (
+        (3, 3),
+        (None, 0),
+        (types.SimpleNamespace(code=1), 1),
+        (types.SimpleNamespace(code=0), 0),
+    )
+    for result, code in codes:
+        assert run(lambda options, result=result: result) == code
+
+
+def test_an_interrupt_has_its_code_where_the_terminal_is_gone(monkeypatch):
+    class Gone:
+        def write(self, text):
+            raise OSError(5, "Input/output error")
+
+    def interrupt(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    assert run(interrupt) == 130
+
+
+def test_a_package_of_an_extra_that_is_missing_is_a_users_mistake(capsys):
+    def fail(options):
+        raise MissingPackage("it", ImportError(name="tokenizers.models"), "pretrained")
+
+    assert run(fail) == 2
+    assert capsys.readouterr().err.startswith("error: it needs tokenizers, which is not installed")

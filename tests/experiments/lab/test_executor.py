@@ -352,3 +352,12 @@ def test_progress_names_the_experiment_and_what_is_computed(tmp_path):
             assert executor.progress.disable
     with RunFolder(tmp_path, {}, read_only=True) as run, Executor(options, run, "cells") as reader:
         assert reader.progress.disable
+
+
+def test_a_folder_that_is_only_read_names_the_first_cell_that_it_lacks(tmp_path):
+    with RunFolder(tmp_path, {}) as run:
+        run.save_arrays({"low/of/bits": np.zeros((5, 2)), "high/of/bits": np.zeros((3, 2))})
+    cells = CELLS | {"higher": 4.0}
+    refused = pytest.raises(RunError, match="it lacks seeds of 'high'")
+    with RunFolder(tmp_path, {}, read_only=True) as run, refused:
+        next(Executor(parse_options(), run).chunks(cells))

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from experiments.lab import folder
 from experiments.lab.folder import RunFolder
 from experiments.lab.folder_files import LAYOUT, read_summary
+from experiments.lab.progress import read_activity
 from rank_collapse.runs.files import RunError, describe_difference, make_folder
 from tests.support.refusals import each_is_refused, is_refused
 
@@ -371,6 +372,9 @@ def test_writing_takes_a_tenth_of_the_time_at_most(seconds, pause, tmp_path, mon
 
 def test_a_message_of_several_lines_is_one_line_of_the_log(tmp_path):
     with RunFolder(tmp_path, CONFIG) as run:
+        run.log("begun")
+        assert read_activity(tmp_path) == "begun"  # without the time before it
+        (tmp_path / "log.txt").unlink()
         run.log("two\nlines\x1b[31m")
     with RunFolder(tmp_path, CONFIG, read_only=True) as run:
         run.log("not written")

@@ -92,12 +92,18 @@ def test_what_takes_long_is_said_and_what_is_short_is_not(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("drawing figures, 00:00\n")
 
 
-def test_a_report_that_fails_does_not_end_the_computation(monkeypatch):
+@pytest.mark.parametrize("error", [OSError("the terminal is gone"), ValueError("closed file")])
+def test_a_report_that_fails_ends_neither_the_computation_nor_the_reports(error):
+    reports, is_second = [], threading.Event()
+
     def report():
-        raise OSError("the terminal is gone")
+        reports.append(len(reports))
+        if len(reports) == 2:
+            is_second.set()
+        raise error
 
     with progress.repeat_until_done(report, 0.01):
-        time.sleep(0.05)
+        assert is_second.wait(5)
 
 
 def test_signals_are_handled_as_before_once_the_work_is_done():

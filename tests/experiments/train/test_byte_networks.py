@@ -70,6 +70,28 @@ def test_the_distance_is_0_for_a_block_that_is_linear_in_the_moved_weights(x64):
     assert compute_distance(w_v=other.w_v, w_o=other.w_o) > 1e-2
 
 
+def test_the_distance_of_a_layer_is_that_of_its_own_weights_at_its_own_input(x64):
+    """Values and outputs that both move: the remainder is the product of both changes."""
+    config = rc.san(2, 1, 4)
+    params, x = draws.parameters(config, bias_scale=0.0), draws.tokens(3, 4)
+    new = draws.parameters(config, seed=1).layers.attention
+    attention = params.layers.attention
+    moved = params.replace(
+        layers=params.layers.replace(attention=attention.replace(w_v=new.w_v, w_o=new.w_o))
+    )
+    trace = jax.device_get(rc.apply(params, x, config))
+    expected = []
+    for layer in range(2):
+        w_v, w_o, new_v, new_o = (
+            np.asarray(w[layer, 0]) for w in (attention.w_v, attention.w_o, new.w_v, new.w_o)
+        )
+        seen = trace.attention[layer, 0] @ trace.hidden[layer]
+        linear = seen @ ((new_v - w_v) @ w_o + w_v @ (new_o - w_o))
+        remainder = seen @ (new_v - w_v) @ (new_o - w_o)
+        expected.append(np.linalg.norm(remainder) / np.linalg.norm(linear))
+    np.testing.assert_allclose(linearisation_distance(params, moved, x, config), expected)
+
+
 def test_a_text_is_its_bytes_and_longer_than_a_sequence():
     assert text_bytes("aé", 2).tolist() == [97, 195, 169]
     is_refused("a text of 2 bytes is too short for 2 tokens", text_bytes, "ab", 2)

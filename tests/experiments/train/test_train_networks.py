@@ -170,6 +170,9 @@ def test_progress_of_a_training_is_of_the_runs_that_do_not_diverge(tmp_path, mon
     other = Folder(tmp_path)
     with module.keep_states(ENSEMBLE, CHUNK._replace(seeds=(3, 4, 4)), other):
         assert other.calls[0][1] != states  # of other runs
+    other = Folder(tmp_path)
+    with module.keep_states(ENSEMBLE, CHUNK._replace(cells=("a", "a", "c")), other):
+        assert other.calls[0][1] != states  # of other cells
 
 
 def test_a_training_goes_on_from_its_last_state_and_its_lines_too(tmp_path, monkeypatch):
