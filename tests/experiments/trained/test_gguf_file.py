@@ -268,3 +268,12 @@ def test_a_tensor_that_cannot_be_dequantised_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(gguf_file, "import_package", lambda *names: library)
     with pytest.raises(ValueError, match=r"^a\.gguf: tensor blk\.0\.attn_q\.weight: no.*method$"):
         gguf_file.from_gguf("a.gguf", tmp_path)
+
+
+def test_digits_are_split_before_spaces_are_joined(tmp_path):
+    """As the tokenizer of SmolLM: two spaces before a number are one piece."""
+    tokenizers = pytest.importorskip("tokenizers")
+    gguf_file._write_tokenizer(make_entries(), tmp_path / "tokenizer.json")
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    pieces = [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("a  12")]
+    assert pieces == ["a", "ĠĠ", "1", "2"]
