@@ -282,9 +282,10 @@ def test_an_interrupt_says_what_to_type(capsys):
     def interrupt(options):
         raise KeyboardInterrupt
 
-    for arguments, advice in (([], "again"), (["--overwrite_output_dir"], "without --overwrite")):
-        assert cli.execute(interrupt, run_memorization.FLAGS, arguments) == 130
-        assert f"the same command {advice}" in capsys.readouterr().err
+    for flag in ([], ["--overwrite_output_dir"], ["--overwrite"]):
+        assert cli.execute(interrupt, run_memorization.FLAGS, flag) == 130
+        advice = f"without {flag[0]}" if flag else "again"
+        assert f"the same command {advice} resumes\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -361,3 +361,13 @@ def test_a_folder_that_is_only_read_names_the_first_cell_that_it_lacks(tmp_path)
     refused = pytest.raises(RunError, match="it lacks seeds of 'high'")
     with RunFolder(tmp_path, {}, read_only=True) as run, refused:
         next(Executor(parse_options(), run).chunks(cells))
+
+
+def test_chunks_have_the_size_of_the_flag(tmp_path):
+    flags = cli.make_flags("scaled", num_seeds=5)
+    shared_flags.define(flags, seed_chunk=0)
+    for size, sizes in ((4, [4, 4, 2]), (0, [10])):
+        arguments = [f"--seed_chunk={size}", "--num_devices=1"]
+        (options,) = list_points(cli.parse_flags(flags, arguments))
+        with RunFolder(tmp_path / str(size), {}) as run, Executor(options, run) as executor:
+            assert [len(chunk.seeds) for chunk in executor.chunks(CELLS)] == sizes

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -260,6 +261,9 @@ def test_setup_measures_and_tables_compute_in_the_arithmetic_of_the_flag(tmp_pat
     assert doubled.run(tmp_path, f"--dtype={dtype}") == 0
     parts = ("setup", "measure", "table", "claims")
     assert doubled.dtypes == dict.fromkeys(parts, jnp.dtype(dtype))
+    with jax.enable_x64(True):  # of whoever calls it
+        assert doubled.run(tmp_path / "double", f"--dtype={dtype}") == 0
+    assert doubled.dtypes == dict.fromkeys(parts, jnp.dtype("float64"))
 
 
 @pytest.mark.parametrize("factors", ["2,3", "2"])
@@ -276,3 +280,17 @@ def test_a_signal_ends_a_run_between_two_points_and_before_its_files(factors, tm
     assert doubled.run(tmp_path, f"--factor={factors}", "--jobs=1") == 128 + signal.SIGTERM
     assert doubled.computed == [2]
     assert (tmp_path / "arrays.npz").exists() and not (tmp_path / "summary.json").exists()
+
+
+def test_a_folder_that_begins_with_arrays_names_where_they_were_made(tmp_path):
+    doubled, machine = Doubled(), {"git": "b2", "device": "another"}
+
+    def main(options):
+        options.mode = Mode(begin_with={"all/values": np.arange(3)}, begun_in=[machine])
+        with open_folder(options) as folder:
+            assert folder.part("all")["values"].tolist() == [0, 1, 2]
+            assert folder.environments[1:] == [machine]
+
+    arguments = [f"--output_dir={tmp_path}"]
+    assert cli.execute(main, doubled.FLAGS, arguments) == 0
+    assert json.loads((tmp_path / "config.json").read_text())["later"] == [machine]

@@ -8,7 +8,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 from scipy import stats
 
-from experiments.lab import Finding, cli, folder, open_run
+from experiments.lab import Finding, cli, folder, labelled, open_run
 from experiments.lab.flags import command_line
 from experiments.lab.run import Run
 from experiments.verdicts.rows import mean_row
@@ -128,3 +128,16 @@ def test_an_interval_without_ends_is_empty_in_the_summary():
     run.claims.append(mean_row("chains", "one seed", [1.0]))
     (row,) = run._summarise()["statements"]
     assert row["interval"] == [] and row["estimate"] == 1.0
+
+
+def test_the_figure_of_the_axes_is_of_the_table_and_is_drawn_once(tmp_path, monkeypatch):
+    drawn = []
+
+    def plot(rows, axes, column):
+        drawn.append((len(rows), axes, column))
+        return shown_figure()
+
+    monkeypatch.setattr(labelled, "plot_axes", plot)
+    for _ in range(2):
+        run_experiment(tmp_path, (), "--factor=2,3", "--power=1,2,3")
+    assert drawn == [(6, ["factor", "power"], "value")]

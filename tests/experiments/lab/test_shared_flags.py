@@ -13,9 +13,10 @@ def make_flags(**defaults):
 
 
 def test_a_flag_has_the_bounds_of_the_vocabulary_or_its_own():
-    flags = make_flags(depth=2, d_model=8, least={"d_model": 3})
+    flags = make_flags(depth=2, d_model=8, dropout=0.1, least={"d_model": 3})
+    assert cli.parse_flags(flags, ["--dropout=0.99"]).dropout == 0.99
     assert cli.parse_flags(flags, ["--depth=1", "--d_model=3"]).d_model == 3
-    for argument in ("--depth=0", "--d_model=2"):
+    for argument in ("--depth=0", "--d_model=2", "--dropout=1", "--dropout=-0.1"):
         with pytest.raises(Exception, match=argument.partition("=")[0]):
             cli.parse_flags(flags, [argument])
 
