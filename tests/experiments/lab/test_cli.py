@@ -16,6 +16,7 @@ from absl import flags
 import experiments
 from experiments import run_collapse, run_memorization, run_sort
 from experiments.lab import cli, list_points
+from rank_collapse.extras import MissingPackage
 from rank_collapse.runs.files import RunError
 from tests.support.processes import python
 
@@ -104,7 +105,14 @@ def test_points_that_are_equal_are_one():
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("two\nlines"), RunError("two  lines"), FileNotFoundError(2, "two lines")]
+    "error",
+    [
+        ValueError("two\nlines"),
+        RunError("two  lines"),
+        FileNotFoundError(2, "two lines"),
+        MemoryError("two lines"),
+        flags.Error("two lines"),
+    ],
 )
 def test_a_users_mistake_is_one_line_and_debug_shows_where(error, capsys):
     def fail(_):
@@ -240,6 +248,8 @@ def test_a_mistake_names_the_flags_that_were_typed(capsys, tmp_path):
     assert cli.execute(run_sort.main, run_sort.FLAGS, arguments) == 2
     err = capsys.readouterr().err
     assert "width=2" in err and "hidden_dim=47" in err and "d_model=" not in err
+    named = cli.in_typed_names("d_model=4, trained_d_model=5", arguments, run_sort.FLAGS)
+    assert named == "hidden_dim=4, trained_d_model=5"  # the end of another name is left
 
 
 @pytest.mark.parametrize("has_preset", [False, True])
@@ -250,8 +260,13 @@ def test_devices_start_in_the_process_that_computes(has_preset, monkeypatch):
     if has_preset:
         values.define("string", "preset", "quick", "Preset.")
     monkeypatch.setattr(cli.devices, "start_devices", started.append)
-    assert cli.execute(lambda options: None, values, ["--num_devices=2"]) == 0
-    assert started == ([] if has_preset else [2])
+    precisions = []
+
+    def main(options):
+        precisions.append(jax.config.jax_default_matmul_precision)
+
+    assert cli.execute(main, values, ["--num_devices=2"]) == 0
+    assert started == ([] if has_preset else [2]) and precisions == ["highest"]
 
 
 @pytest.mark.parametrize("parent", [None, object()])
@@ -269,9 +284,10 @@ def test_an_interrupt_says_what_to_type(capsys):
     def interrupt(options):
         raise KeyboardInterrupt
 
-    for arguments, advice in (([], "again"), (["--overwrite_output_dir"], "without --overwrite")):
-        assert cli.execute(interrupt, run_memorization.FLAGS, arguments) == 130
-        assert f"the same command {advice}" in capsys.readouterr().err
+    for flag in ([], ["--overwrite_output_dir"], ["--overwrite"]):
+        assert cli.execute(interrupt, run_memorization.FLAGS, flag) == 130
+        advice = f"without {flag[0]}" if flag else "again"
+        assert f"the same command {advice} resumes\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -342,3 +358,34 @@ def test_the_longest_name_of_a_run_has_200_bytes():
     assert cli.parse_flags(FLAGS, [f"--run_name={name}"]).run_name == name
     with pytest.raises(ValueError, match="is not a folder name"):
         cli.parse_flags(FLAGS, [f"--run_name={name}e"])
+
+
+def test_the_exit_code_is_that_of_the_result():
+    codes = (
+        (3, 3),
+        (None, 0),
+        (types.SimpleNamespace(code=1), 1),
+        (types.SimpleNamespace(code=0), 0),
+    )
+    for result, code in codes:
+        assert run(lambda options, result=result: result) == code
+
+
+def test_an_interrupt_has_its_code_where_the_terminal_is_gone(monkeypatch):
+    class Gone:
+        def write(self, text):
+            raise OSError(5, "Input/output error")
+
+    def interrupt(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    assert run(interrupt) == 130
+
+
+def test_a_package_of_an_extra_that_is_missing_is_a_users_mistake(capsys):
+    def fail(options):
+        raise MissingPackage("it", ImportError(name="tokenizers.models"), "pretrained")
+
+    assert run(fail) == 2
+    assert capsys.readouterr().err.startswith("error: it needs tokenizers, which is not installed")

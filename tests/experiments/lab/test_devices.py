@@ -70,3 +70,31 @@ def test_cores_are_those_of_the_process_where_the_system_says(monkeypatch):
     assert devices.count_cores() == 2
     monkeypatch.delattr(devices.os, "sched_getaffinity")  # as on macOS
     assert devices.count_cores() == 7
+
+
+@pytest.mark.parametrize(
+    ("plugins", "has_libtpu", "platforms", "expected"),
+    [
+        (["cuda"], False, None, True),
+        ([], True, None, True),
+        ([], False, None, False),
+        (["cuda"], True, "cpu", False),
+        (["cuda"], False, "cuda,cpu", True),
+    ],
+)
+def test_an_accelerator_is_looked_for_where_a_plugin_is_installed(
+    plugins, has_libtpu, platforms, expected, monkeypatch
+):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    if platforms is not None:
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    modules = {"libtpu": "its place" if has_libtpu else None}
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            devices.importlib.metadata,
+            "entry_points",
+            lambda group: plugins if group == "jax_plugins" else [],
+        )
+        patch.setattr(devices.importlib.util, "find_spec", modules.__getitem__)
+        has_accelerator = devices.has_accelerator()
+    assert has_accelerator is expected

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from experiments.lab import dimensions
 from experiments.lab.dimensions import describe_array, dump_descriptions
 
 
@@ -34,3 +35,19 @@ def test_arrays_without_a_row_are_left_out_of_the_file():
     described = json.loads(dump_descriptions("run_lipschitz", arrays))
     assert list(described) == ["a/largest"]
     assert described["a/largest"]["dimensions"] == ["text", "layer"]
+
+
+def test_a_row_of_all_experiments_counts_and_the_first_that_fits_alone(monkeypatch):
+    rows = [
+        {"experiments": "run_a b", "arrays": "x*", "dimensions": "seed", "meaning": "first"},
+        {"experiments": "run_a", "arrays": "x*", "dimensions": "seed layer", "meaning": "second"},
+        {"experiments": "all", "arrays": "y", "dimensions": "layer", "meaning": "of all"},
+    ]
+    monkeypatch.setattr(dimensions, "read_dictionary", lambda: rows)
+    assert describe_array("b", "xy", 1) == {"dimensions": ["seed"], "meaning": "first"}
+    assert describe_array("anything", "y", 1)["meaning"] == "of all"
+    for experiment, name, ndim in (("a", "xy", 2), ("c", "xy", 1), ("a", "y", 2)):
+        with pytest.raises(LookupError, match=f"no array '{name}' of {experiment}"):
+            describe_array(experiment, name, ndim)
+    described = json.loads(dump_descriptions("a", {"y": np.ones(7), "xy": np.ones((2, 2))}))
+    assert described == {"y": {"dimensions": ["layer"], "meaning": "of all"}}

@@ -309,3 +309,65 @@ def test_a_program_takes_chunks_of_several_sizes():
             chunk = make_chunk(CELLS, KEYS, [("low", seed) for seed in range(size)], size)
             bits = program(chunk)["of"]["bits"]
             np.testing.assert_array_equal(bits, [jax.random.bits(key, (2,)) for key in KEYS[:size]])
+
+
+@pytest.mark.parametrize("at_once", [None, 3])
+def test_a_program_is_spread_as_it_asks_and_draws_apart(at_once, monkeypatch):
+    spread = []
+    monkeypatch.setattr(seeds, "run_seeds", lambda *args, **options: spread.append(options))
+    monkeypatch.setattr(seeds, "group_size", lambda mesh: {"mesh": 7}[mesh])
+    about = {"draw": lambda key, floats: key, "at_once": at_once, "level": 2}
+    Mapped(lambda x, floats: x, "mesh", Progress(0, ""), **about)
+    count = 7 if at_once is None else 3
+    assert spread == [
+        {"at_once": count, "level": 2, "is_draw": False},
+        {"at_once": count, "level": 1, "is_draw": True},
+    ]
+
+
+def test_keys_of_the_caller_are_as_many_as_its_seeds(tmp_path):
+    results, chunks = run_cells(tmp_path, parse_options(), keys=KEYS[2:5])
+    assert chunks == [[(cell, seed) for cell in CELLS for seed in range(3)]]
+    for cell in CELLS:
+        bits = np.stack([jax.random.bits(key, (2,)) for key in KEYS[2:5]])
+        np.testing.assert_array_equal(results[cell]["of/bits"], bits)
+    with RunFolder(tmp_path, {}) as run, Executor(parse_options(), run) as executor:
+        assert len(executor.read(CELLS, KEYS[:2])["low"]["of/bits"]) == 2
+
+
+def test_progress_names_the_experiment_and_what_is_computed(tmp_path):
+    """By default it counts the seeds of one cell at all points of a group."""
+    options = parse_options()
+    with RunFolder(tmp_path, {}) as run:
+        for point, label, expected, total in (
+            (options, "cells", "scaled, cells", 5),
+            (parse_options("--skip_gain=0,1"), "scaled", "scaled", 10),
+        ):
+            with Executor(point, run, label) as executor:
+                assert (executor.progress.label, executor.progress.total) == (expected, total)
+        (named,) = list_points(cli.parse_flags(cli.make_flags("two_words", num_seeds=1), []))
+        with Executor(named, run, "two words") as executor:
+            assert executor.progress.label == "two words"
+        with Executor(options, run) as executor:
+            assert executor.progress.disable
+    with RunFolder(tmp_path, {}, read_only=True) as run, Executor(options, run, "cells") as reader:
+        assert reader.progress.disable
+
+
+def test_a_folder_that_is_only_read_names_the_first_cell_that_it_lacks(tmp_path):
+    with RunFolder(tmp_path, {}) as run:
+        run.save_arrays({"low/of/bits": np.zeros((5, 2)), "high/of/bits": np.zeros((3, 2))})
+    cells = CELLS | {"higher": 4.0}
+    refused = pytest.raises(RunError, match="it lacks seeds of 'high'")
+    with RunFolder(tmp_path, {}, read_only=True) as run, refused:
+        next(Executor(parse_options(), run).chunks(cells))
+
+
+def test_chunks_have_the_size_of_the_flag(tmp_path):
+    flags = cli.make_flags("scaled", num_seeds=5)
+    shared_flags.define(flags, seed_chunk=0)
+    for size, sizes in ((4, [4, 4, 2]), (0, [10])):
+        arguments = [f"--seed_chunk={size}", "--num_devices=1"]
+        (options,) = list_points(cli.parse_flags(flags, arguments))
+        with RunFolder(tmp_path / str(size), {}) as run, Executor(options, run) as executor:
+            assert [len(chunk.seeds) for chunk in executor.chunks(CELLS)] == sizes

@@ -2,13 +2,15 @@
 
 import json
 import os
+import signal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from experiments.lab import cli, experiment
+from experiments.lab import cli, experiment, progress
 from experiments.lab.flags import Mode
 from experiments.lab.run import open_folder, open_run
 from experiments.verdicts.rows import mean_row
@@ -259,3 +261,36 @@ def test_setup_measures_and_tables_compute_in_the_arithmetic_of_the_flag(tmp_pat
     assert doubled.run(tmp_path, f"--dtype={dtype}") == 0
     parts = ("setup", "measure", "table", "claims")
     assert doubled.dtypes == dict.fromkeys(parts, jnp.dtype(dtype))
+    with jax.enable_x64(True):  # of whoever calls it
+        assert doubled.run(tmp_path / "double", f"--dtype={dtype}") == 0
+    assert doubled.dtypes == dict.fromkeys(parts, jnp.dtype("float64"))
+
+
+@pytest.mark.parametrize("factors", ["2,3", "2"])
+def test_a_signal_ends_a_run_between_two_points_and_before_its_files(factors, tmp_path):
+    """What was measured is kept."""
+
+    class Signalled(Doubled):
+        def measure(self, options, factor, folder):
+            results = super().measure(options, factor, folder)
+            progress.note_signal(signal.SIGTERM)
+            return results
+
+    doubled = Signalled()
+    assert doubled.run(tmp_path, f"--factor={factors}", "--jobs=1") == 128 + signal.SIGTERM
+    assert doubled.computed == [2]
+    assert (tmp_path / "arrays.npz").exists() and not (tmp_path / "summary.json").exists()
+
+
+def test_a_folder_that_begins_with_arrays_names_where_they_were_made(tmp_path):
+    doubled, machine = Doubled(), {"git": "b2", "device": "another"}
+
+    def main(options):
+        options.mode = Mode(begin_with={"all/values": np.arange(3)}, begun_in=[machine])
+        with open_folder(options) as folder:
+            assert folder.part("all")["values"].tolist() == [0, 1, 2]
+            assert folder.environments[1:] == [machine]
+
+    arguments = [f"--output_dir={tmp_path}"]
+    assert cli.execute(main, doubled.FLAGS, arguments) == 0
+    assert json.loads((tmp_path / "config.json").read_text())["later"] == [machine]

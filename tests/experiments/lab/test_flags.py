@@ -3,6 +3,7 @@
 A mistake is a line that says what is wrong, exit 2, and no folder.
 """
 
+import hashlib
 import importlib
 import json
 import re
@@ -384,3 +385,26 @@ def test_the_command_is_kept_without_paths_of_the_machine(spec, program, monkeyp
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=spec))
     monkeypatch.setattr(sys, "argv", ["/a/path/sort.py", "--depth=2", "--run_name=a b"])
     assert command_line() == f"python {program} --depth=2 '--run_name=a b'"
+
+
+def test_a_second_name_is_an_axis_where_the_flag_is():
+    values = cli.make_flags("named", num_seeds=2, shows="value")
+    shared_flags.define(values, depth=2)
+    shared_flags.define_alias(values, again="seed", layers="depth")
+    assert values.takes_several("layers") and not values.takes_several("again")
+
+
+def test_a_command_without_draws_does_not_grow():
+    values = cli.make_flags("growing", num_seeds=2, counts="")
+    shared_flags.define(values, until=None)
+    assert not cli.parse_flags(values, ["--until=decided"]).grows
+
+
+def test_a_long_name_of_a_run_is_cut_where_a_word_ends():
+    """Its end is the digest of the changed flags."""
+    values = cli.make_flags("long")
+    values.define("string", "text", None, "Text.")
+    text = "x" * 74 + "-end"
+    digest = hashlib.sha256(json.dumps({"text": text}).encode()).hexdigest()
+    name = default_run_name(cli.parse_flags(values, [f"--text={text}"]))
+    assert name == f"text={text[:74]},{digest[:6]}"

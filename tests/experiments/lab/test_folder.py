@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from experiments.lab import folder
 from experiments.lab.folder import RunFolder
 from experiments.lab.folder_files import LAYOUT, read_summary
+from experiments.lab.progress import read_activity
 from rank_collapse.runs.files import RunError, describe_difference, make_folder
 from tests.support.refusals import each_is_refused, is_refused
 
@@ -62,6 +63,8 @@ def test_an_unfinished_run_that_lacks_an_array_is_refused_until_all_are_made_aga
     np.savez(tmp_path / "arrays.npz", **{"seeds/a": np.ones(2)})
     is_refused(r"arrays\.npz .*it lacks seeds/b\)", RunFolder, tmp_path, CONFIG, error=RunError)
     (tmp_path / "arrays.npz").unlink()  # as the message says
+    RunFolder(tmp_path, CONFIG, read_only=True).close()  # which changes nothing
+    assert "seeds/b" in json.loads((tmp_path / "config.json").read_text())["arrays"]
     with RunFolder(tmp_path, CONFIG) as run:
         run.save_arrays({"seeds/a": np.ones(1)})
     with RunFolder(tmp_path, CONFIG) as run:
@@ -101,6 +104,9 @@ def test_a_file_is_written_where_it_is_missing_cut_or_another(tmp_path):
         run.save_arrays({"b": np.ones((1, 2)), "a": np.ones(1)})
         run.finish({})
         assert run.summary["arrays"] == ["a (1,)", "b (1, 2)"]
+        run.save_arrays({"c": np.ones(1)})
+        assert run.summary is None  # it was complete without the new array
+        run.finish({})
         run.delete_products()
         assert run.summary is None and not run.has_file("results.csv")
         assert run.lacks_figure("f") and run.has_file("arrays.npz")
@@ -251,14 +257,22 @@ def test_a_folder_that_was_moved_is_not_made_again(place, tmp_path):
         assert again.resumed
 
 
-def test_what_overwrite_cannot_delete_is_not_taken_over(tmp_path, monkeypatch):
-    """Root may delete everything, so the answer of the system is simulated."""
+@pytest.mark.parametrize("name", ["1.npz", "arrays.npz", "summary.json", "results.csv"])
+def test_what_overwrite_cannot_delete_is_not_taken_over(name, tmp_path, monkeypatch):
+    """Root may delete everything, so the answer of the system is simulated.
+
+    The config is deleted last, so that the folder stays that of a run.
+    """
     with RunFolder(tmp_path, CONFIG) as run:
-        run.save_checkpoint(1, {"a": np.ones(2)})
+        run.save_arrays({"a": np.ones(2)})
+        run.save_table([{"a": 1}])
+        run.finish({})
+        (tmp_path / "checkpoints").mkdir()
+        (tmp_path / "checkpoints" / "1.npz").write_bytes(b"state")
     unlink = os.unlink
 
     def refuse(path, **options):
-        if str(path).endswith("1.npz"):
+        if str(path).endswith(name):
             raise PermissionError(13, "Permission denied")
         unlink(path, **options)
 
@@ -271,6 +285,14 @@ def test_what_overwrite_cannot_delete_is_not_taken_over(tmp_path, monkeypatch):
         overwrite=True,
         error=RunError,
     )
+    assert (tmp_path / "config.json").exists()
+
+
+def test_a_log_alone_is_not_a_run(tmp_path):
+    """A command that was refused may have left it."""
+    (tmp_path / "log.txt").write_text("a line\n")
+    with RunFolder(tmp_path, CONFIG) as run:
+        assert not run.resumed
 
 
 def test_checkpoints_resume_and_are_dropped_at_the_end(tmp_path):
@@ -292,6 +314,8 @@ def test_checkpoints_resume_and_are_dropped_at_the_end(tmp_path):
         )
         (tmp_path / "checkpoints" / "9.npz").write_bytes(earlier)  # the crash before it is deleted
         assert run.restore_checkpoint(state)[0] == 20
+        with pytest.raises(RunError, match=r"/checkpoints/20\.npz does not fit this run"):
+            run.restore_checkpoint(state | {"w": jnp.zeros(5)})
         run.finish({})
         assert not (tmp_path / "checkpoints").exists()
 
@@ -348,6 +372,9 @@ def test_writing_takes_a_tenth_of_the_time_at_most(seconds, pause, tmp_path, mon
 
 def test_a_message_of_several_lines_is_one_line_of_the_log(tmp_path):
     with RunFolder(tmp_path, CONFIG) as run:
+        run.log("begun")
+        assert read_activity(tmp_path) == "begun"  # without the time before it
+        (tmp_path / "log.txt").unlink()
         run.log("two\nlines\x1b[31m")
     with RunFolder(tmp_path, CONFIG, read_only=True) as run:
         run.log("not written")

@@ -1,10 +1,13 @@
 """Tokens at initialisation: texts, Gaussian numbers, and flags that exclude each other."""
 
+import hashlib
+
 import jax
 import numpy as np
 import pytest
 
 from experiments.lab import cli, initial_tokens, shared_flags
+from rank_collapse.network import embedding
 from tests.support.closeness import assert_close
 from tests.support.refusals import is_refused
 
@@ -51,3 +54,32 @@ def test_a_text_is_normalised_and_equal_words_differ_by_their_position(tmp_path,
 )
 def test_flags_that_exclude_each_other_are_named(arguments, message):
     is_refused(message, initial_tokens.read_tokens, parse(*arguments))
+
+
+def test_tokens_of_a_text_are_as_large_as_sines_where_those_are_added():
+    """Rows of the table of the seed, times 50 beside sines; after that LayerNorm, by NumPy."""
+    ids, key, d = np.array([0, 2, 1, 2, 3]), jax.random.key(4), 8
+    places, rates = np.arange(5)[:, None], 10000.0 ** (-np.arange(0, d, 2) / d)
+    sines = np.concatenate([np.sin(places * rates), np.cos(places * rates)], axis=1)
+    for positions in ("none", "learned", "sinusoidal"):
+        config = embedding.EmbeddingConfig(
+            vocab_size=4, d_embed=d, positions=positions, num_positions=5
+        )
+        tables = jax.device_get(embedding.init_embedding(key, config, d))
+        x = tables.tokens[ids]
+        if positions == "learned":
+            x = x + tables.positions
+        elif positions == "sinusoidal":
+            x = 50 * x + sines
+        x = (x - x.mean(axis=1, keepdims=True)) / x.std(axis=1, keepdims=True)
+        drawn = initial_tokens.input_tokens(key, ids, parse(f"--positions={positions}"))
+        assert_close(drawn, x, rtol=1e-3, atol=1e-4, err_msg=positions)
+
+
+def test_a_text_is_identified_by_its_content(tmp_path):
+    sources = {}
+    for name, content in (("a", "one two"), ("b", "one two"), ("c", "one two.")):
+        (tmp_path / name).write_text(content)
+        sources[name] = initial_tokens.read_tokens(parse(f"--text={tmp_path / name}"))[1]
+    digest = hashlib.sha256(b"one two").hexdigest()
+    assert sources["a"] == sources["b"] == {"text_sha256": digest} != sources["c"]

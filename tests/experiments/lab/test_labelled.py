@@ -199,9 +199,11 @@ def test_panels_stand_four_in_a_row_and_curves_may_have_gaps():
     values = xr.DataArray(np.arange(24.0).reshape(2, 6, 2), dims=("seed", "depth", "layer"))
     values = values.assign_coords(depth=np.arange(6), layer=[0, 1])
     values = values.where((values.depth > 1) | ((values.depth == 1) & (values.layer == 1)))
-    _, axes = labelled.plot_facets(values)
+    _, axes = labelled.plot_facets(values, sharex=True)
     shown = [ax for ax in axes.flat if ax.get_visible()]
     assert axes.shape == (2, 4) and len(shown) == 6
+    assert axes[0, 0].get_shared_x_axes().joined(axes[0, 0], axes[1, 1])
+    assert (shown[1].get_xticks() % 1 == 0).all()  # layers are whole numbers
     assert [len(ax.lines) > 0 for ax in shown] == [False, *[True] * 5]
 
 
@@ -227,6 +229,16 @@ def test_a_column_over_the_axes_is_of_the_rows_that_it_names():
     assert [line.get_ydata().tolist() for line in ax.lines] == [[1112.0]]
     (ax,) = labelled.plot_axes(rows[::-1], ("depth",), "size,layer=last").axes
     assert [line.get_ydata().tolist() for line in ax.lines] == [[507.0, 513.0]]  # of layer 0
+    # means over seeds, and one scale for all panels
+    skewed = [
+        {"a": a, "b": 0, "c": c, "seed": seed, "size": size}
+        for a in (0, 1)
+        for c in (0, 1)
+        for seed, size in enumerate((0.0, 0.0, 3.0))
+    ]
+    panels = labelled.plot_axes(skewed, ("a", "b", "c"), "size").axes
+    assert [ax.lines[0].get_ydata().tolist() for ax in panels] == [[1.0, 1.0]] * 2
+    assert panels[0].get_shared_y_axes().joined(*panels)
     many = [{"a": 0, "b": 0, "c": c, "seed": 0, "size": 1.0} for c in range(25)]
     assert labelled.plot_axes(many, ("a", "b", "c"), "size") is None
     assert labelled.plot_axes(many[1:], ("a", "b", "c"), "size") is not None

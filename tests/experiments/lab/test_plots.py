@@ -1,6 +1,7 @@
 """Where panels of experiments' figures lie."""
 
 import numpy as np
+from matplotlib.colors import to_hex
 
 from experiments.lab import plots
 from rank_collapse.report import figures
@@ -10,8 +11,8 @@ from tests.support.shown_figures import edges_of, new_axes
 
 
 def test_panels_lie_where_their_places_say():
-    _, axes, panels = plots.place_grid([("b", 2), ("a", 2), ("b", 1)])
-    assert axes.shape == (2, 2)
+    _, axes, panels = plots.place_grid([("b", 2), ("a", 2), ("b", 1)], sharey=True)
+    assert axes.shape == (2, 2) and axes[0, 0].get_shared_y_axes().joined(*axes[:, 1])
     assert panels == [axes[0, 0], axes[1, 0], axes[0, 1]]  # as they come first, not sorted
 
 
@@ -48,5 +49,10 @@ def test_a_band_holds_the_middle_half():
     (line,) = ax.lines
     assert_close(line.get_xydata(), np.stack([[1, 2, 4], ordered[4]], axis=1))
     assert (line.get_label(), line.get_linewidth()) == ("attention alone", 3)
+    assert line.get_color() == figures.color(2)
+    assert to_hex(ax.collections[0].get_facecolor()[0]) == to_hex(figures.color(2))
+    plots.quartiles(ax, np.array([1, 2, 4]), values, index=1, color="#123456")
+    assert to_hex(ax.collections[1].get_facecolor()[0]) == ax.lines[1].get_color() == "#123456"
+    ax.collections[1].remove()
     for place, x in enumerate((1, 2, 4)):
         assert_close(edges_of(ax)[x], (ordered[2, place], ordered[6, place]))

@@ -12,6 +12,7 @@ import time
 from concurrent import futures
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -270,6 +271,7 @@ def test_a_worker_measures_one_group_in_its_own_folder(fails, in_thread, tmp_pat
                 options.overwrite,
                 options.num_devices,
                 options.mode.worker_group,
+                jax.config.jax_default_matmul_precision,
             )
         )
         print("a line of progress", file=sys.stderr)
@@ -290,7 +292,7 @@ def test_a_worker_measures_one_group_in_its_own_folder(fails, in_thread, tmp_pat
     with contextlib.redirect_stderr(stream), futures.ThreadPoolExecutor(1) as threads:
         work = pool.measure_points, *arguments
         arrays, environments = threads.submit(*work).result() if in_thread else work[0](*work[1:])
-    assert measured == [(5, str(folder), None, False, 2, 7)]
+    assert measured == [(5, str(folder), None, False, 2, 7, "highest")]
     assert started == ([] if in_thread else [2])
     assert stream.getvalue() == ("a line of progress\n" if in_thread else "")
     if fails:
@@ -349,12 +351,100 @@ def test_the_workers_of_a_scheduler_are_used_and_its_loss_is_said(error, reason,
 
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_workers_are_ended_before_they_are_waited_for_once_a_signal_came(is_stopped, monkeypatch):
-    events = []
+    """New processes compute with one thread each, unless the environment says otherwise."""
+    events, started = [], []
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    if is_stopped:
+        monkeypatch.delenv("OPENBLAS_NUM_THREADS")
     process = SimpleNamespace(terminate=lambda: events.append("ended"))
     workers = SimpleNamespace(shutdown=lambda cancel_futures: events.append(cancel_futures))
-    monkeypatch.setattr(pool.futures, "ProcessPoolExecutor", lambda *arguments: workers)
+    monkeypatch.setattr(
+        pool.futures, "ProcessPoolExecutor", lambda *arguments: started.append(arguments) or workers
+    )
     monkeypatch.setattr(pool.multiprocessing, "active_children", lambda: [process, process])
     monkeypatch.setattr(pool.progress, "stop_requested", lambda: is_stopped)
     with pool.start_workers(2):
         pass
     assert events == [*["ended"] * (2 * is_stopped), True]
+    ((jobs, context, begin),) = started
+    assert (jobs, context.get_start_method(), begin) == (2, "spawn", pool.begin_worker)
+    assert os.environ["OPENBLAS_NUM_THREADS"] == ("1" if is_stopped else "3")
+
+
+def test_a_signal_counts_before_the_loss_of_the_workers_that_it_ended(monkeypatch):
+    workers = SimpleNamespace(shutdown=lambda cancel_futures: None)
+    monkeypatch.setattr(pool.futures, "ProcessPoolExecutor", lambda *arguments: workers)
+    monkeypatch.setattr(progress, "_signals_received", [signal.SIGTERM])
+    monkeypatch.setattr(pool.multiprocessing, "active_children", list)
+    with pytest.raises(progress.Stopped), pool.start_workers(1):
+        raise futures.process.BrokenProcessPool
+
+
+def test_processes_begin_while_ctrl_c_is_blocked(monkeypatch):
+    """The resource tracker, which would unblock it, runs before; the parent has it again."""
+    events, before = [], signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+    def submit(work, *arguments):
+        events.append("submitted")
+        return work(*arguments), signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+    monkeypatch.setattr(pool.resource_tracker, "ensure_running", lambda: events.append("tracker"))
+    result, blocked = pool.submit_work(SimpleNamespace(submit=submit), square, 3)
+    assert result == 9 and blocked == before | {signal.SIGINT}
+    assert events == ["tracker", "submitted"]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+def test_a_signal_ends_it_while_the_work_goes_on(monkeypatch):
+    """The parent looks for signals several times a second, and yields no result after one."""
+    looks, is_over = [], threading.Event()
+
+    def stop():
+        looks.append(len(looks))
+        if len(looks) == 2:
+            raise InterruptedError
+
+    monkeypatch.setattr(progress, "raise_if_stopped", stop)
+    with futures.ThreadPoolExecutor(1) as executor:
+        with pytest.raises(InterruptedError):
+            list(pool.iterate_ended(executor, {0: (is_over.wait, 2)}, 1, {}))
+        is_over.set()
+
+
+def test_progress_counts_groups_and_says_what_the_workers_do(begun, tmp_path, monkeypatch):
+    """Workers are listed by the numbers of their groups; each has a device at least."""
+    shown, lines = [], []
+
+    class Bar:
+        def __init__(self, total, label, *, log, details):
+            shown.append((total, label, log))
+            self.details = details
+            bars.append(self)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def advance(self):
+            shown.append("a step")
+
+    def iterate_ended(executor, work, limit, running):
+        future = futures.Future()
+        running |= {futures.Future(): 2, future: 0}
+        lines.append(bars[0].details())
+        del running[future]
+        lines.append(bars[0].details())
+        future.set_result(({}, []))
+        assert [arguments[4] for arguments in work.values()] == [1, 1, 1]
+        yield 0, future
+
+    bars, run = [], Run(tmp_path)
+    monkeypatch.setattr(pool.progress, "Progress", Bar)
+    monkeypatch.setattr(pool.progress, "read_activity", lambda folder: f"in {folder.name}")
+    monkeypatch.setattr(pool, "iterate_ended", iterate_ended)
+    monkeypatch.setattr(pool.devices, "count_cores", lambda: 2)
+    pool.measure_side_by_side(Flags(jobs=3), POINTS, run)
+    assert shown == [(3, "points", run.log), "a step"]
+    assert lines == ["0: in 0; 2: in 2", "2: in 2"]

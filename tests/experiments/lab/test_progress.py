@@ -17,6 +17,13 @@ from experiments.lab.progress import Progress, report_activity
 from tests.support.folders import REPOSITORY
 
 
+class Terminal(io.StringIO):
+    """A stream that a person reads."""
+
+    def isatty(self):
+        return True
+
+
 @pytest.mark.full
 def test_compiling_is_not_in_the_remaining_time():
     with Progress(3, "train") as bar:
@@ -62,7 +69,11 @@ def test_silence_is_looked_for_several_times_within_its_limit(monkeypatch):
     monkeypatch.setattr(progress, "repeat_until_done", repeat)
     with Progress(2, "train"):
         pass
-    assert intervals and max(intervals) <= progress.SILENCE / 4
+    assert intervals == [progress.SILENCE / 4]
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Progress(2, "train"):  # a bar is drawn every second
+        pass
+    assert intervals[1:] == [1.0]
 
 
 def test_a_bar_that_is_disabled_says_nothing(monkeypatch, capsys):
@@ -82,12 +93,18 @@ def test_what_takes_long_is_said_and_what_is_short_is_not(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("drawing figures, 00:00\n")
 
 
-def test_a_report_that_fails_does_not_end_the_computation(monkeypatch):
+@pytest.mark.parametrize("error", [OSError("the terminal is gone"), ValueError("closed file")])
+def test_a_report_that_fails_ends_neither_the_computation_nor_the_reports(error):
+    reports, is_second = [], threading.Event()
+
     def report():
-        raise OSError("the terminal is gone")
+        reports.append(len(reports))
+        if len(reports) == 2:
+            is_second.set()
+        raise error
 
     with progress.repeat_until_done(report, 0.01):
-        time.sleep(0.05)
+        assert is_second.wait(5)
 
 
 def test_signals_are_handled_as_before_once_the_work_is_done():
@@ -137,10 +154,6 @@ def test_plain_progress_is_lines_with_values_and_remaining_time(capsys):
 
 
 def test_a_terminal_gets_a_bar_that_is_redrawn(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
     monkeypatch.setattr(sys, "stderr", Terminal())
     details = []
     with Progress(2, "train", details=lambda: ", ".join(details)) as progress:
@@ -249,3 +262,55 @@ def test_the_activity_of_a_run_is_the_end_of_its_log(tmp_path):
     lines = [f"2026-11-29 01:02:03 training: {i:04}/2000" for i in range(200)]
     log.write_text("\n".join(lines) + "\n")  # of 8 kB
     assert progress.read_activity(tmp_path) == "training: 0199/2000"
+
+
+def test_plain_lines_are_far_apart_and_say_the_time_of_the_activity_or_of_the_counting(
+    monkeypatch, capsys
+):
+    """By a clock of the test: none sooner than seven tenths of the silence after another line."""
+    clock, logged = [0.0], []
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(progress, "repeat_until_done", lambda *_: contextlib.nullcontext())
+
+    def report_at(*seconds):
+        for second in seconds:
+            clock[0] = second
+            bar._report()
+
+    bar = Progress(3, "train", log=logged.append, interval=1000.0, details=lambda: "worker 1")
+    bar.skip(1)
+    bar.advance()
+    assert bar.n == 2 and bar.format_dict["initial"] == 1  # which does not enter the speed
+    report_at(6.9, 7.1, 14.0)
+    clock[0] = 15.0
+    bar.say("a remark")
+    report_at(21.9, 22.1)
+    clock[0], begun = 30.0, bar.start_t
+    with bar.time_activity("compiling"):
+        report_at(38.0)
+        clock[0] = 40.0
+    assert bar.desc == "train" and bar.start_t == begun + 10
+    report_at(46.9, 49.0)
+    assert logged == [
+        "train: 2/3, 00:07; worker 1",
+        "train: a remark",
+        "train: 2/3, 00:22; worker 1",
+        "train: compiling, 00:08; worker 1",
+        "train: compiling took 00:10",
+        "train: 2/3, 00:09; worker 1",
+    ]
+    assert capsys.readouterr().err.splitlines() == logged
+    bar.disable = True
+    bar.close()
+
+
+def test_signals_of_an_earlier_command_do_not_stop_the_next_one():
+    with progress.handle_signals():
+        progress.note_signal(signal.SIGTERM)
+        progress._signal_read.set()
+        assert progress.stop_requested()
+    assert not progress.stop_requested() and not progress._signal_read.is_set()
+
+
+def test_a_log_that_is_not_there_yet_is_of_a_run_that_starts(tmp_path):
+    assert progress.read_activity(tmp_path) == "starting"

@@ -2,8 +2,12 @@
 
 import importlib.util
 import json
+import platform
 import shutil
 import subprocess
+import sys
+import time
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -125,3 +129,26 @@ def test_without_git_there_is_no_revision(error, monkeypatch):
 
     monkeypatch.setattr(provenance.subprocess, "run", refuse)
     assert provenance.git_revision() is None
+
+
+def test_an_environment_is_that_of_this_process(monkeypatch):
+    """Three devices of an accelerator, which have a name of their own."""
+    device = SimpleNamespace(device_kind="NVIDIA H200", platform="gpu")
+    monkeypatch.setattr(provenance.jax, "devices", lambda: [device] * 3)
+    monkeypatch.setattr(provenance.jax, "default_backend", lambda: "gpu")
+    for name in ("processor_name", "git_revision"):
+        monkeypatch.setattr(provenance, name, lambda name=name: name)
+    described = provenance.environment()
+    started = time.strptime(described.pop("started"), "%Y-%m-%d %H:%M:%S")
+    assert abs(time.mktime(started) - time.time()) < 60
+    versions = described.pop("versions")
+    assert (versions["numpy"], versions["jax"]) == (np.__version__, jax.__version__)
+    assert described == {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "backend": "gpu",
+        "device": "NVIDIA H200",
+        "processor": "processor_name",
+        "num_devices": 3,
+        "git": "git_revision",
+    }

@@ -37,10 +37,11 @@ class Drawn:
     """An experiment whose rows are the first n of fixed draws; `asked` lists the n."""
 
     def __init__(self, *keys):
-        self.keys, self.asked = keys, []
+        self.keys, self.asked, self.overwritten = keys, [], []
 
     def main(self, options):
         self.asked.append((options.num_seeds, options.mode.is_judged))
+        self.overwritten.append(options.overwrite)
         rows = [make_row(key, "here", NUMBERS[key](options.num_seeds)) for key in self.keys]
         return SimpleNamespace(claims=rows)
 
@@ -59,7 +60,9 @@ def test_rounds_go_on_until_all_rows_are_decided_or_the_budget_is_spent(
 ):
     drawn = Drawn(*keys)
     options = make_options("--until=decided", f"--max_seeds={budget}", f"--output_dir={tmp_path}")
+    options.overwrite = True
     rounds.run_until_decided(drawn.main, options)
+    assert drawn.overwritten == [True, *[False] * len(sizes)]  # the first round alone deletes
     assert drawn.asked == [(n, True) for n in sizes] + [(sizes[-1], False)]
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines] == [f"n = {n}" for n in sizes]
@@ -109,6 +112,7 @@ def test_rows_that_use_some_seeds_need_more_of_all():
     assert state.draws_left() == 6 * 8 / 2
     rows = [make_row("circle skip", "here", [0.0] * 3)]
     assert rounds.judge(8, rows, make_options()).draws_left() == 13  # 5 · 8/3
+    assert rounds.judge(7, rows, make_options()).draws_left() == 12  # 5 · 7/3
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,9 @@ import xarray as xr
 from matplotlib.figure import Figure
 from scipy import stats
 
-from experiments.lab import Finding, cli, folder, open_run
+from experiments.lab import Finding, cli, folder, labelled, open_run
+from experiments.lab.flags import command_line
+from experiments.lab.run import Run
 from experiments.verdicts.rows import mean_row
 from experiments.verdicts.statement_page import Comparison
 from tests.support.runs import rows
@@ -41,7 +43,7 @@ def run_experiment(path, over, *arguments):
                 value = point.results.value
                 point.save_table([{"value": float(value.max())}])
                 point.save_figure("shown", shown_figure)
-                point.save_claims([mean_row("chains", "seeds", value.values.flat)])
+                point.save_claims([mean_row("chains", "seeds", value.values.flat, note="a note")])
                 point.save_comparisons([Comparison("sum", float(value.sum()))])
                 point.save_finding(Finding("shown", f"They sum up to {float(value.sum()):g}."))
             published.append(run.finish())
@@ -98,15 +100,44 @@ def test_a_result_is_named_by_the_axes_that_are_not_joined(over, sums, tmp_path,
 
 def test_a_finished_run_prints_its_lines_again(tmp_path, capsys):
     """The lines that compare numbers with published ones too, which are in the summary already."""
-    printed = []
+    printed, written = [], []
     for _ in range(2):
         run_experiment(tmp_path, (), "--factor=3")
         printed.append(capsys.readouterr().out)
+        files = (path for path in tmp_path.rglob("*.*") if path.name not in (".lock", "log.txt"))
+        written.append({path.name: path.stat().st_mtime_ns for path in files})
     assert printed[0] == printed[1] and "sum: 9" in printed[0]
+    assert written[0] == written[1]  # nothing is written again
 
 
 def test_the_summary_has_intervals_of_95_percent(tmp_path):
     run_experiment(tmp_path, (), "--factor=3")
-    (row,) = json.loads((tmp_path / "summary.json").read_text())["statements"]
+    content = json.loads((tmp_path / "summary.json").read_text())
+    assert content["compared"] == [vars(Comparison("sum", 9.0))]
+    (row,) = content["statements"]
     expected = stats.t.interval(0.95, 1, loc=4.5, scale=stats.sem([3.0, 6.0]))
     assert row["estimate"] == 4.5 and row["interval"] == pytest.approx(expected)
+    named = {"key": "chains", "setting": "seeds", "draws": 2, "why": "a note"}
+    assert {name: row[name] for name in named} == named
+    execution = json.loads((tmp_path / "config.json").read_text())["execution"]
+    assert execution["command"] == command_line() and "help" not in execution
+
+
+def test_an_interval_without_ends_is_empty_in_the_summary():
+    run = Run(cli.parse_flags(FLAGS, []), None)
+    run.claims.append(mean_row("chains", "one seed", [1.0]))
+    (row,) = run._summarise()["statements"]
+    assert row["interval"] == [] and row["estimate"] == 1.0
+
+
+def test_the_figure_of_the_axes_is_of_the_table_and_is_drawn_once(tmp_path, monkeypatch):
+    drawn = []
+
+    def plot(rows, axes, column):
+        drawn.append((len(rows), axes, column))
+        return shown_figure()
+
+    monkeypatch.setattr(labelled, "plot_axes", plot)
+    for _ in range(2):
+        run_experiment(tmp_path, (), "--factor=2,3", "--power=1,2,3")
+    assert drawn == [(6, ["factor", "power"], "value")]

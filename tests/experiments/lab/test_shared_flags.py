@@ -13,9 +13,10 @@ def make_flags(**defaults):
 
 
 def test_a_flag_has_the_bounds_of_the_vocabulary_or_its_own():
-    flags = make_flags(depth=2, d_model=8, least={"d_model": 3})
+    flags = make_flags(depth=2, d_model=8, dropout=0.1, least={"d_model": 3})
+    assert cli.parse_flags(flags, ["--dropout=0.99"]).dropout == 0.99
     assert cli.parse_flags(flags, ["--depth=1", "--d_model=3"]).d_model == 3
-    for argument in ("--depth=0", "--d_model=2"):
+    for argument in ("--depth=0", "--d_model=2", "--dropout=1", "--dropout=-0.1"):
         with pytest.raises(Exception, match=argument.partition("=")[0]):
             cli.parse_flags(flags, [argument])
 
@@ -34,8 +35,9 @@ def test_numbers_by_commas_are_one_value():
     options = cli.parse_flags(flags, ["--widths=4", "--widths=2,16", "--gains=1e-3,2"])
     assert options.widths == [2, 16] and options.gains == [1e-3, 2.0]
     assert flags["widths"].help == "Widths. A list by commas."
-    with pytest.raises(Exception, match="widths"):
-        cli.parse_flags(flags, ["--widths=2,0"])
+    for argument in ("widths=2,0", "widths=2,99999999999", "gains=1,nan"):
+        with pytest.raises(Exception, match=argument.partition("=")[0]):
+            cli.parse_flags(flags, [f"--{argument}"])
 
 
 def test_a_second_name_sets_the_flag_and_the_help_says_so():

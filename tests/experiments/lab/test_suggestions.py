@@ -30,6 +30,13 @@ FLAGS.define("float", "skip_gain", 1.0, "Gain.")
         (["--skip_gain=(0, .5)"], "--skip_gain=0,.5"),
         (["--skip_gain=[0.5 1e-3]"], "--skip_gain=0.5,1e-3"),
         (["--depth=1..1000"], "--depth=1,…,1000"),
+        (["--depth=1..12"], "--depth=1,2,3,4,5,6,7,8,9,10,11,12"),
+        (["--depth=1..13"], "--depth=1,…,13"),
+        (["--depth=5..2"], "--depth=5,…,2"),
+        (["--depth=2:4"], "--depth=2,3,4"),
+        (["--depth=2 to 4"], "--depth=2,3,4"),
+        (["--depth=2–4"], "--depth=2,3,4"),
+        (["--skip_gain=[0.5..1]"], "--skip_gain=0.5,1"),
         (["--depth=two"], "'two'"),
         (["--num_seeds=1..3"], "'1..3'"),  # which is no axis
         (["--layers=2"], "here it is --depth"),

@@ -65,6 +65,11 @@ def test_encode_cuts_and_refuses():
             "max_tokens=9 is more than the 8 positions",
         ),
     )
+    with pytest.raises(ValueError, match="3"):
+        encode_texts(TEXTS, word_lengths, max_tokens=5, vocab_size=3)
+    assert (
+        encode_texts(TEXTS, word_lengths, max_tokens=5, vocab_size=6).ids.dtype == batch.ids.dtype
+    )
 
 
 def test_join():

@@ -70,6 +70,28 @@ def test_the_distance_is_0_for_a_block_that_is_linear_in_the_moved_weights(x64):
     assert compute_distance(w_v=other.w_v, w_o=other.w_o) > 1e-2
 
 
+def test_the_distance_of_a_layer_is_that_of_its_own_weights_at_its_own_input(x64):
+    """Values and outputs that both move: the remainder is the product of both changes."""
+    config = rc.san(2, 1, 4)
+    params, x = draws.parameters(config, bias_scale=0.0), draws.tokens(3, 4)
+    new = draws.parameters(config, seed=1).layers.attention
+    attention = params.layers.attention
+    moved = params.replace(
+        layers=params.layers.replace(attention=attention.replace(w_v=new.w_v, w_o=new.w_o))
+    )
+    trace = jax.device_get(rc.apply(params, x, config))
+    expected = []
+    for layer in range(2):
+        w_v, w_o, new_v, new_o = (
+            np.asarray(w[layer, 0]) for w in (attention.w_v, attention.w_o, new.w_v, new.w_o)
+        )
+        seen = trace.attention[layer, 0] @ trace.hidden[layer]
+        linear = seen @ ((new_v - w_v) @ w_o + w_v @ (new_o - w_o))
+        remainder = seen @ (new_v - w_v) @ (new_o - w_o)
+        expected.append(np.linalg.norm(remainder) / np.linalg.norm(linear))
+    np.testing.assert_allclose(linearisation_distance(params, moved, x, config), expected)
+
+
 def test_a_text_is_its_bytes_and_longer_than_a_sequence():
     assert text_bytes("aé", 2).tolist() == [97, 195, 169]
     is_refused("a text of 2 bytes is too short for 2 tokens", text_bytes, "ab", 2)
@@ -90,7 +112,9 @@ def test_quantities_of_a_step_are_of_its_own_batch_and_of_the_weights_before_it(
     monkeypatch.setattr(  # of the first weights, and of the first text of the first batch
         byte_networks,
         "linearisation_distance",
-        lambda start, end, x, _: (start.embedding.tokens[0, 0] + jnp.sum(x))[None],
+        lambda start, end, x, _: (
+            start.embedding.tokens[0, 0] + jnp.sum(x) + jnp.array([0.0, -7.0, 100.0])
+        ),
     )
     initialise = DepthRule.init  # larger, or the gradients of the scores are all rounding
     monkeypatch.setattr(
@@ -100,7 +124,7 @@ def test_quantities_of_a_step_are_of_its_own_batch_and_of_the_weights_before_it(
 
     @jax.jit
     def train(rate):
-        options = {"weight_decay": 0.0, "steps": steps, "batch_size": batch}
+        options = {"weight_decay": 0.25, "steps": steps, "batch_size": batch}
         return train_network(key, text, config, rule, rate=rate, **options)
 
     still, moved = jax.device_get((train(0.0), train(0.5)))
@@ -137,17 +161,21 @@ def test_quantities_of_a_step_are_of_its_own_batch_and_of_the_weights_before_it(
     size = np.linalg.norm(tree.layers.attention.w_q[-1])
     np.testing.assert_allclose(still["query_gradient"][0], size, rtol=1e-4)
 
-    @jax.jit
-    def change_states(params, gradient):
-        adamw = rule.adamw(0.5, config, weight_decay=0.0)
-        optimizer = optax.chain(optax.clip_by_global_norm(1.0), adamw)
-        updates = optimizer.update(gradient, optimizer.init(params), params)[0]
-        networks = params, optax.apply_updates(params, updates)
-        before, after = (rc.apply(p, batches[0, :-1], network).hidden[-1] for p in networks)
-        return after - before
+    adamw = rule.adamw(0.5, config, weight_decay=0.25)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), adamw)
 
-    change = np.abs(change_states(params, tree)).mean()
-    np.testing.assert_allclose(moved["change"][1], change, rtol=1e-3)
+    @jax.jit
+    def make_step(params, state, gradient):
+        updates, state = optimizer.update(gradient, state, params)
+        new = optax.apply_updates(params, updates)
+        before, after = (rc.apply(p, batches[0, :-1], network).hidden[-1] for p in (params, new))
+        return new, state, jnp.mean(jnp.abs(after - before))
+
+    state = jax.jit(optimizer.init)(params)
+    new, state, change = make_step(params, state, tree)
+    second = compute_gradient(new, batches[batch : 2 * batch])
+    _, _, later_change = make_step(new, state, second)
+    np.testing.assert_allclose(moved["change"][1:], [change, later_change], rtol=1e-3)
     assert np.isnan([still["change"][0], moved["change"][0]]).all()
     assert (still["change"][1:] == 0).all() and (moved["change"][1:] > 1e-3).all()
     for name, values in moved.items():

@@ -178,7 +178,7 @@ def test_cells_that_share_a_program_are_trained_together_and_each_has_its_result
         def train(keys, hyper, **calls):
             assert calls == {"on_chunk": "chunk"}
             rates = np.asarray(hyper.learning_rate)
-            trained.append((config.depth, batch_size, rates.tolist()))
+            trained.append((config.depth, batch_size, rates.tolist(), hyper.warmup.tolist()))
             return SimpleNamespace(
                 losses=np.where(np.arange(len(rates)) == 1, np.nan, 1.0)[:, None],
                 diverged_at=np.full(len(rates), -1),
@@ -202,7 +202,13 @@ def test_cells_that_share_a_program_are_trained_together_and_each_has_its_result
         with RunFolder(tmp_path, {}) as folder:
             results = design_cells.train_cells(options, lambda point: cells, folder)
     low, high = [np.float32(1e-3).item()] * 3, [np.float32(1e-2).item()] * 3
-    assert trained == [(2, 4, low + high), (2, 4, low + high), (2, 8, low), (3, 4, low)]
+    warmups = [0, 0, 0, 5, 5, 5], [0] * 6, [0] * 3, [0] * 3
+    assert trained == [
+        (*program, warmup)
+        for program, warmup in zip(
+            [(2, 4, low + high), (2, 4, low + high), (2, 8, low), (3, 4, low)], warmups, strict=True
+        )
+    ]
     assert profiled == [[name for cell in cells[1::4] for name in [cell.name] * 3]]
     assert [*results] == cells
     limit = 0.5 + 2.58 * np.sqrt(0.25 / (options.n_eval_data * 4))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -103,3 +104,17 @@ def test_a_tokenizer_s_own_file_counts_before_a_list_of_words(tmp_path):
         assert VOCABULARY.index("A") in ids
     lower, _ = pairs.load_tokenizer(str(tmp_path / "vocab.txt"), sentences)
     assert VOCABULARY.index("A") not in pairs.encode_pairs(lower, sentences, 9).ids
+
+
+def test_a_vocabulary_of_the_data_is_as_large_as_that_of_bert_at_most(monkeypatch):
+    trained = []
+
+    def train(texts, size, *, lowercase):
+        trained.append((texts, size, lowercase))
+        return SimpleNamespace(get_vocab_size=lambda: 77)
+
+    monkeypatch.setattr(pairs, "train_wordpiece", train)
+    _, origin = pairs.load_tokenizer("no/such", [("a b", "c"), ("d", "e")])
+    assert trained == [(["a b", "c", "d", "e"], 30522, True)]
+    trained_here = "no/such is not a local path: trained a WordPiece vocabulary of 77 on the data"
+    assert origin == trained_here

@@ -273,3 +273,59 @@ def test_both_summands_of_a_sublayer_are_measured_on_the_tokens_that_exist(monke
     sizes = pp.branch_sizes.__wrapped__("params", "trace", config, mask=keep)
     expected = [composite_norm(x[np.asarray(keep)]) for x in states.values()]
     assert_close(sizes, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["inf", "max"])
+def test_the_ratios_of_a_chain_are_in_the_norm_that_is_asked_for(norm):
+    """Of two layers with unequal heads, and a skip; the best rank one by NumPy's SVD."""
+    sizes = {
+        "inf": lambda a: np.abs(a).sum(axis=1).max(),
+        "max": lambda a: np.abs(a).max(),
+    }
+    attention = np.random.default_rng(5).dirichlet(np.ones(4), (3, 2, 4))
+    product = attention[2, 0] @ attention[0, 1]
+    u, s, v = np.linalg.svd(product)
+    residuals = product - product.mean(axis=0), product - s[0] * np.outer(u[:, 0], v[0])
+    expected = [sizes[norm](residual) / sizes[norm](product) for residual in residuals]
+    ours = pp.chained_residual(jnp.asarray(attention, jnp.float32), np.array([1, 2, 0]), norm)
+    assert_close(ours, expected, rtol=1e-4)
+
+
+def test_small_residuals_are_in_the_norm_that_is_asked_for():
+    """Beside 1pᵀ the best rank one leaves R(1 − vvᵀ), to first order."""
+    rng = np.random.default_rng(6)
+    mean, change = rng.uniform(1, 2, 4), 1e-6 * rng.normal(size=(4, 4))
+    change -= change.mean(axis=0)
+    chain = pp.Chain(jnp.asarray(mean, jnp.float32), jnp.asarray(change, jnp.float32))
+    direction = mean / np.linalg.norm(mean)
+    left = change - np.outer(change @ direction, direction)
+    size = (mean + change).sum(axis=1).max()
+    expected = [np.abs(a).sum(axis=1).max() / size for a in (change, left)]
+    assert_close(pp.chain_residual_ratios(chain, jnp.ones(4, bool), "inf"), expected, rtol=1e-4)
+
+
+def test_sizes_of_lengths_are_of_the_tokens_that_exist():
+    c = np.asarray(draws.normal(3, 4, 4)) + 2
+    c[:, 1] += 50
+    keep = np.array([True, False, True, True])
+    norm, residual = pp.measured_sizes(jnp.asarray(c), mask=jnp.asarray(keep))
+    rows = c[:, keep]
+    expected = [plain_composite(a) for a in rows]
+    assert_close(norm, np.log10(expected), atol=1e-5)
+    expected = [plain_composite(a - a.mean(axis=0)) for a in rows]
+    assert_close(residual, np.log10(expected), atol=1e-5)
+
+
+def test_the_law_of_alpha_joins_the_sizes_of_all_samples():
+    """R_0 is a mean of residuals, and ln c half of the mean of −ln of single ratios."""
+    rng = np.random.default_rng(4)
+    skip, branch = rng.uniform(1, 3, (2, 3, 2)), rng.uniform(1, 9, (2, 3, 2))
+    initial, single = np.array([[1.0, 2.0, 9.0], [1.0, 1.0, 3.0]]), rng.uniform(0.01, 1, (2, 3, 4))
+    arrays = (jnp.asarray(a, jnp.float32) for a in (skip, branch, initial, single))
+    alpha, predicted = pp.alpha_law(*arrays, 3)
+    first, second = shares = skip.sum(axis=(0, 1)) / (skip + branch).sum(axis=(0, 1))
+    assert_close(alpha, shares, rtol=1e-5)
+    c = math.exp(-np.log(single).mean() / 2)
+    sums = [first * second, first * (1 - second) + second * (1 - first), (1 - first) * (1 - second)]
+    expected = [s * 3**k * initial.mean() / c ** (3**k - 1) for k, s in enumerate(sums)]
+    assert_close(predicted, np.log10(expected), atol=1e-4)

@@ -1,5 +1,7 @@
 """Networks trained in a run folder: what is kept of them, and how progress names them."""
 
+import contextlib
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from experiments import run_sort
 from experiments.lab import Chunk, RunFolder
-from experiments.train import train_networks as module
+from experiments.train import arguments, train_networks as module
 from experiments.train.trained_tasks import ALONE
 from tests.support.runs import SMALL, parsed
 
@@ -168,6 +170,9 @@ def test_progress_of_a_training_is_of_the_runs_that_do_not_diverge(tmp_path, mon
     other = Folder(tmp_path)
     with module.keep_states(ENSEMBLE, CHUNK._replace(seeds=(3, 4, 4)), other):
         assert other.calls[0][1] != states  # of other runs
+    other = Folder(tmp_path)
+    with module.keep_states(ENSEMBLE, CHUNK._replace(cells=("a", "a", "c")), other):
+        assert other.calls[0][1] != states  # of other cells
 
 
 def test_a_training_goes_on_from_its_last_state_and_its_lines_too(tmp_path, monkeypatch):
@@ -233,11 +238,12 @@ def test_what_is_watched_is_what_the_task_and_the_flag_ask_for(
 
 def test_curves_begin_after_the_first_epoch_and_end_with_the_whole(monkeypatch):
     """Of 2 runs, and a watched value before training and after each of 3 epochs."""
-    asked = {}
+    asked, labels = {}, []
 
     def measure(state, data, hyper, keys, *, num_seeds, activity, on_seeds):
         asked.update(state=state, data=data, hyper=hyper, keys=keys, count=num_seeds)
         on_seeds(num_seeds)
+        labels.append(activity.__self__.label)
         return {"accuracy": np.ones(2)}
 
     monkeypatch.setattr(
@@ -265,7 +271,8 @@ def test_curves_begin_after_the_first_epoch_and_end_with_the_whole(monkeypatch):
     assert results["whole/error"].tolist() == [3, 7]
     assert results["losses"] is trained.losses and results["diverged_at"] is trained.diverged_at
     trained.watched = None
-    results = module.measure_chunk(measure, chunk, trained, executor)
+    results = module.measure_chunk(measure, chunk, trained, executor, "sort")
+    assert labels == ["measuring a", "measuring sort"]
     assert results.keys() == {"accuracy", "losses", "diverged_at"}
 
 
@@ -290,3 +297,62 @@ def test_files_that_an_earlier_training_did_not_write_are_refused(flag, part, pr
     lines.write_text("{}")
     module.check_files(options, part, folder)
     module.check_files(options.replace(**{flag: False}), part, folder)
+
+
+@pytest.mark.parametrize(("name", "label"), [("", "a and 1 more"), ("networks", "networks")])
+def test_progress_of_a_training_has_the_name_of_what_is_trained(name, label, tmp_path):
+    with module.keep_states(ENSEMBLE, CHUNK, Folder(tmp_path), name) as calls:
+        assert calls["activity"].__self__.label == f"training {label}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "program", "epochs", "name"),
+    [
+        (["--n_epochs=41"], "", 3, "sort"),
+        (["--n_epochs=20"], "shared", 1, ""),
+        (["--n_epochs=0"], "", 1, "sort"),
+        (["--n_epochs=41", "--monitor"], "", 1, "sort"),
+    ],
+)
+def test_a_training_reports_about_twenty_times_and_watches_every_epoch(
+    flags, program, epochs, name, tmp_path, monkeypatch
+):
+    """Networks that share a program are named by their cells."""
+    made, kept = [], []
+
+    def keep_states(ensemble, chunk, folder, name, is_monitored):
+        kept.append((name, is_monitored))
+        return contextlib.nullcontext({})
+
+    class Ensemble(module.Ensemble):
+        def __init__(self, *arguments, **options):
+            made.append((options["epochs_per_chunk"], options["watch"] is not None))
+            super().__init__(*arguments, **options)
+
+    make_task = run_sort.make_task
+    monkeypatch.setattr(
+        run_sort, "make_task", lambda options: replace(make_task(options), program=program)
+    )
+    monkeypatch.setattr(module, "keep_states", keep_states)
+    monkeypatch.setattr(module, "Ensemble", Ensemble)
+    train_without_computing(parsed(run_sort, *SMALL, *flags), tmp_path, monkeypatch)
+    is_monitored = "--monitor" in flags
+    assert made == [(epochs, is_monitored)] and kept == [(name, is_monitored)]
+
+
+def test_a_run_is_measured_and_kept_with_its_own_numbers(monkeypatch):
+    """Those of the flags, those of the task, and the network that they make."""
+    task = replace(
+        run_sort.make_task(parsed(run_sort, *SMALL, "--learning_rate=0.5")),
+        floats={"network": {"skip_gain": 0.25}},
+    )
+    hyper = arguments.make_hyper(task.options, task.floats)
+    measured = module.measure_run(
+        task, lambda task, *others: (task.recipe.config, *others), "model", "data", hyper, "key"
+    )
+    expected = task.recipe.config.replace(skip_gain=0.25)
+    assert measured == (expected, "model", "data", "key") and hyper.learning_rate == 0.5
+    monkeypatch.setattr(module, "unflatten_state", lambda weights, like, owner: weights)
+    monkeypatch.setattr(module, "dump_models", lambda *written: written)
+    weights = {"w": np.ones((2, 3))}
+    assert module.dump_weights(task, weights) == (expected, weights)

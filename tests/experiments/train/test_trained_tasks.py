@@ -1,5 +1,7 @@
 """Every metric of every training task, against its definition in NumPy on random logits."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -153,3 +155,33 @@ def test_what_does_not_fit_a_task_is_refused():
             for flag in ("num_tokens", "num_labels", "min_len")
         ),
     )
+
+
+def test_metrics_of_a_whole_model_are_of_held_out_examples_at_a_time(monkeypatch):
+    asked = []
+
+    def forward(*arguments, batch_size):
+        asked.append((arguments, batch_size))
+        return 3.0
+
+    monkeypatch.setattr(trained_tasks, "batch_forward", forward)
+    (task,) = make_tasks("sorting")
+    task = replace(task, metrics={"double": lambda logits, examples: (2 * logits, examples)})
+    data = {"train": "training", "eval": "held out"}
+    measured = trained_tasks.measure_whole(task, "model", data, None)
+    assert measured == {"whole": {"double": (6.0, "held out")}}
+    trained_tasks.whole_metrics("model", "examples", "config", task.metrics, batch_size=5)
+    assert asked == [
+        (("model", "held out", task.recipe.config), None),
+        (("model", "examples", "config"), 5),
+    ]
+
+
+def test_numbers_of_a_run_are_those_of_its_point_and_task_and_are_checked():
+    (task,) = make_tasks("sorting", ["--learning_rate=0.5"])
+    point = task.options.replace(learning_rate=0.25)
+    hyper = replace(task, floats={"init_scale": 2.0}).make_hyper(point)
+    assert (hyper.learning_rate, hyper.init_scale) == (0.25, 2.0)
+    assert {value.dtype for value in jax.tree.leaves(hyper)} == {np.dtype("float32")}
+    with pytest.raises(ValueError, match="warmup"):
+        replace(task, floats={"warmup": -1.0}).make_hyper(point)

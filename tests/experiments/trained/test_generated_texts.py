@@ -33,10 +33,14 @@ def test_a_reaction_is_cut_as_a_vocabulary_of_smiles_has_it():
 
 
 def test_an_antibody_has_the_frameworks_of_its_chain_and_no_empty_place():
-    lengths = {len(chain) for chain in generated_texts._CHAINS}
-    for seed in range(20):
-        letters = generated_texts.draw_antibody(random.Random(seed))
-        assert len(letters) in lengths and "*" not in letters
+    patterns = [
+        chain.replace("*", f"[{generated_texts._LOOP}]") for chain in generated_texts._CHAINS
+    ]
+    drawn = ["".join(generated_texts.draw_antibody(random.Random(seed))) for seed in range(20)]
+    chains = [[bool(re.fullmatch(pattern, text)) for pattern in patterns] for text in drawn]
+    assert all(sum(matches) == 1 for matches in chains)
+    assert all(map(any, zip(*chains, strict=True)))  # each chain is drawn
+    assert len({*drawn}) == 20  # and its loops differ
 
 
 def test_a_seed_gives_the_same_lines_and_another_one_others():

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -245,3 +246,34 @@ def test_a_tensor_of_a_gguf_file_that_is_not_read_is_named(name, tmp_path):
     write_gguf(gguf, tmp_path / "model.gguf", tensors)
     message = rf"tensor '{re.escape(name)}' is not supported"
     is_refused(message, gguf_file.from_gguf, tmp_path / "model.gguf", tmp_path)
+
+
+def test_an_entry_or_a_tensor_that_begins_like_another_is_not_that_one():
+    entries = make_entries(**{"tokenizer.ggml.tokens_of_another": 1})
+    sizes = gguf_file.read_sizes("a.gguf", entries)
+    with pytest.raises(ValueError, match="tokens_of_another=1 is not supported"):
+        gguf_file.check_entries("a.gguf", entries, sizes)
+    with pytest.raises(ValueError, match=r"tensor 'blk\.0\.attn_q\.weight_scale' is not supported"):
+        gguf_file._name_tensor("a.gguf", "blk.0.attn_q.weight_scale")
+
+
+def test_a_tensor_that_cannot_be_dequantised_is_named(monkeypatch, tmp_path):
+    def dequantize(data, kind):
+        raise NotImplementedError("no\nmethod")
+
+    fields = {n: SimpleNamespace(contents=lambda v=v: v) for n, v in make_entries().items()}
+    tensor = SimpleNamespace(name="blk.0.attn_q.weight", data=None, tensor_type=None)
+    reader = SimpleNamespace(fields=fields, tensors=[tensor])
+    library = SimpleNamespace(GGUFReader=lambda path: reader, dequantize=dequantize)
+    monkeypatch.setattr(gguf_file, "import_package", lambda *names: library)
+    with pytest.raises(ValueError, match=r"^a\.gguf: tensor blk\.0\.attn_q\.weight: no.*method$"):
+        gguf_file.from_gguf("a.gguf", tmp_path)
+
+
+def test_digits_are_split_before_spaces_are_joined(tmp_path):
+    """As the tokenizer of SmolLM: two spaces before a number are one piece."""
+    tokenizers = pytest.importorskip("tokenizers")
+    gguf_file._write_tokenizer(make_entries(), tmp_path / "tokenizer.json")
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    pieces = [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("a  12")]
+    assert pieces == ["a", "ĠĠ", "1", "2"]

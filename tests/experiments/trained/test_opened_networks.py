@@ -25,22 +25,31 @@ def test_texts_are_disjoint_pieces_or_the_last_of_a_file(tmp_path, monkeypatch):
     """Every word of the texts has a number of its own, so that overlaps show."""
     numbers = [str(i) for i in range(1, 1001)]
     monkeypatch.setattr(opened_networks.words, "default_text", lambda: " ".join(numbers))
+    asked = []
     monkeypatch.setattr(
         opened_networks.encoders,
         "load_tokenizer",
-        lambda *_: lambda text: [int(word) for word in text.split()],
+        lambda *place: asked.append(place) or (lambda text: [int(w) for w in text.split()]),
     )
     monkeypatch.setattr(
-        opened_networks.pretrained, "open_checkpoint", lambda _: SimpleNamespace(settings={})
+        opened_networks.pretrained, "open_checkpoint", lambda _: SimpleNamespace(settings="of it")
     )
     pieces = opened_networks.load_network(tmp_path, None, num_texts=32, max_tokens=64).inputs["x"]
     assert pieces.shape == (15, 64) and len(np.unique(pieces)) == pieces.size
+    assert asked == [(tmp_path, "of it")]
+    longer = opened_networks.load_network(tmp_path, None, 32, 2000).inputs["x"]
+    assert longer.tolist() == [[*map(int, numbers)]]  # a piece at least
     path = tmp_path / "texts.txt"
     path.write_text("\n".join(" ".join(numbers[i : i + 3]) for i in range(0, 30, 3)))
     last_first = [28, 29, 30, 25, 26, 27]
     for are_last, expected in ((False, [1, 2, 3, 4, 5, 6]), (True, last_first)):
         network = opened_networks.load_network(tmp_path, str(path), 2, 64, are_last=are_last)
         assert network.inputs["x"].ravel().tolist() == expected
+        wide = opened_networks.load_network(
+            tmp_path, str(path), 2, 5, are_last=are_last, is_widened=True
+        )
+        assert wide.inputs["x"][:, :3].ravel().tolist() == expected
+        assert wide.inputs["mask"].tolist() == [[True] * 3 + [False] * 2] * 2
     (tmp_path / "ids.txt").write_text(path.read_text())
     network = opened_networks.load_network(tmp_path, None, 2, 64, are_last=True)
     assert network.inputs["x"].ravel().tolist() == last_first

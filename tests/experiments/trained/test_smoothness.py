@@ -27,6 +27,8 @@ def test_power_iteration_finds_the_largest_singular_value():
     assert largest == pytest.approx(exact, rel=1e-5) and abs(change) < 1e-5
     early, change = smoothness.largest_singular_value(fn, x, 3)
     assert early < exact and change > 0
+    before, _ = smoothness.largest_singular_value(fn, x, 2)
+    assert float(change) == pytest.approx(float((early - before) / early), rel=1e-3)
 
 
 def attend(weights, z, causal):

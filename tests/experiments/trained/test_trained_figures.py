@@ -34,3 +34,7 @@ def test_golden_figures_of_trained_networks(golden):
     }
     text = "".join(f"== {name}\n{describe(figure)}" for name, figure in figures.items())
     golden("trained_figures.txt", text)
+    for name, place in (("trained", 1), ("trained", 0), ("residuals", 0), ("residuals", 3)):
+        ax = figures[name].axes[place]
+        ax.set_xlim(0, 1.5)  # where ticks would be parts of a layer
+        assert (ax.get_xticks() % 1 == 0).all(), (name, place)

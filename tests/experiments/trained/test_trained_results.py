@@ -171,6 +171,7 @@ def test_rows_are_of_the_texts_that_have_a_number():
     network, arrays = make_network("a", "none"), make_arrays(3)
     arrays["paths/loss_frozen"] = arrays["paths/loss"][:, None] + [[0.0] * 4, [0, 1, 0, 0], [1] * 4]
     arrays["sinks/largest_column"][1:] = 1.0
+    arrays["random/log10_ratio/skips"] = arrays["log10_ratio/skips"] + 1
     rows = list(trained_results.make_rows({"a": arrays}, [network]))
     by_place = {(row["measure"], row["layer"]): row for row in rows}
     assert len(by_place) == len(rows) and {row["network"] for row in rows} == {"a"}
@@ -178,7 +179,7 @@ def test_rows_are_of_the_texts_that_have_a_number():
     assert (needed["mean"], needed["texts"]) == (1.0, 2)
     share = by_place["share of heads with a sink anywhere", ""]
     assert share["texts"] == TEXTS and share["low"] < share["mean"] < share["high"] <= 1
-    for name in ("log10_ratio/skips", "spikes/largest"):
+    for name in ("log10_ratio/skips", "random/log10_ratio/skips", "spikes/largest"):
         for layer, column in enumerate(arrays[name].T):
             row = by_place[name, layer]
             assert row["texts"] == TEXTS and row["low"] < row["mean"] < row["high"]
@@ -234,3 +235,11 @@ def test_a_number_that_no_text_has_is_left_empty():
         if row["measure"] == "path length that the loss needs"
     )
     assert (row["mean"], row["low"], row["high"], row["texts"]) == ("", "", "", 0)
+
+
+def test_chains_that_vanish_have_the_least_number_of_float32():
+    residual = np.ones((2, 3, 5), np.float32)
+    residual[0, 2], residual[1, 1] = 0.0, 1e-3
+    least = np.log10(np.finfo(np.float32).tiny)
+    slopes = trained_results.chain_slope({"chains/residual": residual})
+    assert_close(slopes, [least / 2, 0.0], atol=1e-5)

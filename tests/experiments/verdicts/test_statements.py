@@ -55,7 +55,7 @@ def test_rows_of_a_statement_are_of_its_range(monkeypatch):
 
 FILE = (
     "[protocol]\nfirst_seed = 7\nrounds = [8, 16]\nbudgets = {run_sort = 64}\n"
-    'texts = "None."\nchanged = []\n'
+    'texts = "None — 0 °."\nchanged = []\n'
     '[one]\nsource = "a"\ntext = "b"\nstatistic = "c"\nclaimed = [0.5, inf]\n'
     'draw_range = [-inf, 2.0]\nsettings = ["x", "y"]\n'
 )
@@ -63,8 +63,9 @@ FILE = (
 
 def test_ranges_and_lists_of_a_file_are_tuples(tmp_path):
     path = tmp_path / "statements.toml"
-    path.write_text(FILE)
+    path.write_text(FILE, "utf-8")
     protocol, table = statements.read_statements(path)
+    assert protocol.texts == "None — 0 °."
     assert (protocol.first_seed, protocol.rounds, protocol.budgets) == (
         7,
         [8, 16],
