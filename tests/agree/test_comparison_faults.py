@@ -155,10 +155,10 @@ def test_a_fault_moves_to_the_sum_of_its_layer_where_its_branch_is_right(monkeyp
     rows = [make_row(layer=layer, part=part) for layer in range(3) for part in parts]
     pairs = [SimpleNamespace(first=SimpleNamespace(index=layer)) for layer in range(3)]
     mlp, factor = verdict.Fault(4, "some tokens"), verdict.Fault(8, "one factor")
-    own = verdict.Fault(5, "unlike other layers")
+    unlike = verdict.Fault(5, "unlike other layers")
     compared = []
 
-    def move(faults, *, remainder=True, found=()):
+    def move(faults, *, remainder=True, findings=()):
         def compare_branch(pair, part, mask, rounding):
             compared.append((pair, part))
             return remainder or None
@@ -167,16 +167,16 @@ def test_a_fault_moves_to_the_sum_of_its_layer_where_its_branch_is_right(monkeyp
         monkeypatch.setattr(comparison, "compare_on_remainders", compare_branch)
         monkeypatch.setattr(comparison, "summarize", lambda difference: "row")
         monkeypatch.setattr(
-            comparison, "find_faults", lambda rows, _: found if rows == ["row"] else 1
+            comparison, "find_faults", lambda rows, _: findings if rows == ["row"] else 1
         )
         alignment = SimpleNamespace(mask=None)
         return comparison._move_to_sum(None, None, alignment, None, None, rows, faults)
 
     assert move([mlp, factor]) == [verdict.Fault(5, "all tokens"), mlp, factor]
-    assert move([mlp, own]) == [own, mlp, own]
+    assert move([mlp, unlike]) == [unlike, mlp, unlike]
     assert compared == [(pairs[1], "mlp")] * 2
-    assert move([mlp], found=[mlp]) == move([mlp], remainder=False) == [mlp]
-    assert move([]) == [] and move([own, factor]) == [own, factor]
+    assert move([mlp], findings=[mlp]) == move([mlp], remainder=False) == [mlp]
+    assert move([]) == [] and move([unlike, factor]) == [unlike, factor]
     assert len(compared) == 4
 
 

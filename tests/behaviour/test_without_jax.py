@@ -73,7 +73,9 @@ def run_without_jax(setting, program, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("program", "setting"), [(NUMPY, "none"), (TORCH, "finder")], ids=["numpy", "torch"]
+    ("program", "setting"),
+    [(NUMPY, "none"), pytest.param(TORCH, "finder", marks=pytest.mark.full)],
+    ids=["numpy", "torch"],
 )
 def test_measures_are_those_with_jax(program, setting):
     """Each agrees to 1e-9 with the value computed here."""

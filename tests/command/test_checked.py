@@ -1,7 +1,6 @@
 """Rows of `rank-collapse check` of made-up profiles: over texts or over layers."""
 
 import csv
-import html
 import json
 import re
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ import pytest
 from rank_collapse import __version__, pretrained
 from rank_collapse.command import check, checked, main
 from rank_collapse.command.checked import ALONE, READ, WHOLE, Checked
+from rank_collapse.report.page import render_inline
 from tests.oracles.made_up_checks import DEPTH, HEADS, MASK, SPIKES, TEXTS, make_check
 from tests.support.closeness import assert_close
 
@@ -300,7 +300,7 @@ def test_a_page_has_a_row_for_each_layer_and_a_section_for_each_checkpoint(monke
     assert page.count("How long are the paths?</summary>") == page.count("Measures</summary>") == 2
     assert page.count("<pre>the command</pre>") == 2
     for name in means:
-        assert page.count(html.escape(check.MEANING[name])) >= 2
+        assert page.count(render_inline(check.MEANING[name])) >= 2
     golden("pages/check.html", re.sub(r"><(?!/?t[dh]\b|/tr)", ">\n<", page))  # a line for each row
 
 

@@ -22,16 +22,9 @@ from tests.support.golden_runs import (
 from tests.support.marks import full_but
 from tests.support.runs import arrays, run
 
-# Those that no other test of the quick suite measures; `test_contract` compares run_sort's arrays,
-# `test_join` those of run_path_chains and `test_run_lipschitz` those of run_lipschitz.
-QUICK = (
-    "run_architectures",
-    "run_attention_forms",
-    "run_lens",
-    "run_loops",
-    "run_sinks",
-    "run_theorems",
-)
+# Those whose arrays no cheaper test of the quick suite compares with independent numbers;
+# `test_contract` compares run_sort's arrays, and `test_run_lipschitz` those of run_lipschitz.
+QUICK = ("run_architectures", "run_loops", "run_sinks", "run_theorems")
 
 
 @pytest.mark.parametrize("name", full_but(reproduce.EXPERIMENTS, *QUICK))

@@ -31,6 +31,7 @@ def point(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 def test_a_point_has_the_arrays_that_are_kept(point):
     """As `test_golden_measurements` compares them, of a run that this file measures anyway."""
     check_arrays("run_path_chains", arrays(point))
@@ -45,11 +46,12 @@ def test_workers_measure_what_one_process_does(complete_run, tmp_path):
     assert {name.split("/")[0] for name in arrays(tmp_path)} == {"skip_gain=0.5", "skip_gain=1.0"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "parts",
     [
         ([GAINS, "--num_seeds=1"], [GAINS, "--num_seeds=1", "--first_seed=1"]),
-        pytest.param((["--skip_gain=0.5"], ["--skip_gain=1"]), marks=pytest.mark.full),
+        (["--skip_gain=0.5"], ["--skip_gain=1"]),
     ],
 )
 def test_folders_of_seeds_or_of_points_join_to_the_whole(parts, complete_run, tmp_path):

@@ -66,9 +66,7 @@ def test_a_decomposition_that_does_not_converge_is_repeated_by_another():
         np.testing.assert_array_equal(results[1], [1, 2, 1])
 
 
-@pytest.mark.parametrize(
-    "spec", full_but([("x",), (None, "x"), (None, None, "x")], ("x",), (None, "x"))
-)
+@pytest.mark.parametrize("spec", full_but([("x",), (None, "x"), (None, None, "x")], (None, "x")))
 def test_arrays_with_explicit_axes_are_measured_as_one_array(spec):
     """Axes of `jax.make_mesh` are explicit: there JAX refuses to sort, slice or decompose what is
     spread over devices. Norms close over arrays that have such axes, too."""

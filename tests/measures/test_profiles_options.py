@@ -30,8 +30,8 @@ def test_each_layer_is_read_by_its_own_norm():
     norms = [lambda h, k=k: h + k for k in range(B)]
     profile = rc.profile(X, tokens="read", norm=norms)["residual_ratio"]
     assert_close(profile, [rc.residual_ratio(x + k) for k, x in enumerate(X)])
-    of_tuple = rc.profile(X, tokens="read", norm=tuple(norms))["residual_ratio"]
-    np.testing.assert_array_equal(of_tuple, profile)
+    same_profile = rc.profile(X, tokens="read", norm=tuple(norms))["residual_ratio"]
+    np.testing.assert_array_equal(same_profile, profile)
     for wrong in (norms[:2], [*norms, norms[0]], [*norms[:2], None], None):
         message = "needs norm=, the norm of all 3 states or one for each"
         is_refused(message, rc.profile, X, tokens="read", norm=wrong)

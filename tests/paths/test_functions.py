@@ -28,7 +28,7 @@ from tests.support.marks import full_but
 
 EVERY_MODEL = MODELS | LIBRARY_MODELS
 
-FAST = ("squared_relu_alibi", "linen_sandwich")
+FAST = ("squared_relu_alibi",)
 
 
 @pytest.mark.parametrize("name", full_but(EVERY_MODEL, *FAST))

@@ -135,13 +135,13 @@ def test_a_reversed_scan_numbers_layers_as_its_arrays():
 
 def list_equations(program, name):
     """Lists the equations of a primitive in a program, also in those inside of it."""
-    found = []
+    equations = []
     for eqn in program.eqns:
-        found += [eqn] if eqn.primitive.name == name else []
+        equations += [eqn] if eqn.primitive.name == name else []
         for value in eqn.params.values():
             inner = getattr(value, "jaxpr", value)
-            found += list_equations(inner, name) if hasattr(inner, "eqns") else []
-    return found
+            equations += list_equations(inner, name) if hasattr(inner, "eqns") else []
+    return equations
 
 
 def test_scans_and_checkpoints_keep_how_they_are_run():

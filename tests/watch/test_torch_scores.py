@@ -202,12 +202,12 @@ def test_parameters_that_meet_scores_are_no_masks_and_other_tensors_may_be():
     x, weight = torch.rand(2, 3, 4), nn.Parameter(torch.rand(4, 4))
     q, k = (call(origins, torch.nn.functional.linear, x, weight) for _ in range(2))
     scores = call(origins, torch.matmul, q, call(origins, torch.Tensor.mT.__get__, k))
-    learned, given = nn.Parameter(torch.ones(3)), torch.ones(3)
+    learned, plain = nn.Parameter(torch.ones(3)), torch.ones(3)
     for bounds, is_unread in (
         ([learned], False),
-        ([given], True),
-        ([given, learned], True),
-        ([learned, given, learned], True),
+        ([plain], True),
+        ([plain, learned], True),
+        ([learned, plain, learned], True),
     ):
         result = scores
         for bound in bounds:

@@ -16,6 +16,7 @@ from experiments.train.byte_networks import (
 )
 from rank_collapse.scaling.depth_rules import DepthRule
 from tests.oracles import draws
+from tests.support.closeness import assert_close
 from tests.support.refusals import is_refused
 
 
@@ -89,7 +90,7 @@ def test_the_distance_of_a_layer_is_that_of_its_own_weights_at_its_own_input(x64
         linear = seen @ ((new_v - w_v) @ w_o + w_v @ (new_o - w_o))
         remainder = seen @ (new_v - w_v) @ (new_o - w_o)
         expected.append(np.linalg.norm(remainder) / np.linalg.norm(linear))
-    np.testing.assert_allclose(linearisation_distance(params, moved, x, config), expected)
+    assert_close(linearisation_distance(params, moved, x, config), expected)
 
 
 def test_a_text_is_its_bytes_and_longer_than_a_sequence():
