@@ -1,6 +1,5 @@
 """Benchmarks of path sums at tiny size: what they time agrees."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest

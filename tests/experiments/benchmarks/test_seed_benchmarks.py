@@ -139,13 +139,20 @@ def test_ways_by_hand_train_all_seeds_and_the_others_get_the_same_sizes(monkeypa
 
 
 def test_a_process_prints_the_seconds_of_its_second_run_and_its_losses(monkeypatch, capsys):
-    clock = iter([10.0, 12.5])
-    monkeypatch.setattr(seed_benchmarks, "make_network", make_counter)
-    monkeypatch.setattr(seed_benchmarks.time, "perf_counter", lambda: next(clock))
+    clock, order = iter([10.0, 12.5]), []
+
+    def make_noted(name, **sizes):
+        init, step = make_counter(name, **sizes)
+        return lambda *arguments: order.append("traced") or init(*arguments), step
+
+    monkeypatch.setattr(seed_benchmarks, "make_network", make_noted)
+    monkeypatch.setattr(
+        seed_benchmarks.time, "perf_counter", lambda: order.append("clock") or next(clock)
+    )
     monkeypatch.setenv("BENCHMARK_SEED", "2")
     seed_benchmarks.run_alone("mlp", 4, {"batch_size": 2})
     seconds, *losses = map(float, capsys.readouterr().out.split())
-    assert seconds == 2.5
+    assert seconds == 2.5 and order == ["traced", "clock", "clock"]
     np.testing.assert_allclose(losses, compute_counts(2), rtol=1e-5)
 
 

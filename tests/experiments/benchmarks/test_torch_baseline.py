@@ -101,6 +101,17 @@ def test_a_network_of_pytorch_is_embedding_norm_layers_and_classifier(is_text):
             mixed = layer.attention(x, x, x, need_weights=False)[0]
             expected = normalise((x + mixed).detach().numpy())
             np.testing.assert_allclose(layer(x).detach().numpy(), expected, rtol=1e-5, atol=1e-5)
+    task.dropout = 0.25
+    rates = [
+        m.p for m in torch_baseline.make_network(task).modules() if isinstance(m, torch.nn.Dropout)
+    ]
+    task.config.depth, task.dropout = 0, 0.9
+    network = torch_baseline.make_network(task)
+    assert not torch.equal(network(inputs, *mask), network(inputs, *mask))  # of embeddings alone
+    assert rates == [0.25] * 3  # behind the embedding, and in both layers
+    assert [layer.attention.dropout for layer in torch_baseline.make_network(task).layers] == [
+        0.25
+    ] * 2
     if is_text:
         changed = torch.where(mask[0], inputs, (inputs + 4) % 9)
         before, after = (network(ids, mask[0]).detach()[mask[0]] for ids in (inputs, changed))
@@ -138,6 +149,20 @@ def test_stacked_seeds_of_pytorch_make_the_steps_of_one(is_text, clip_norm):
     grads = [w.grad[1] for w in stacked.weights.values()]
     norm = torch.cat([grad.flatten() for grad in grads]).norm().item()
     assert (norm > 0.1) if clip_norm is None else norm == pytest.approx(clip_norm, rel=1e-3)
+
+
+def test_stacked_seeds_of_pytorch_drop_entries_of_their_own():
+    torch = pytest.importorskip("torch")
+    from experiments.benchmarks import torch_baseline
+
+    stacked = torch_baseline.StackedTraining(make_task(dropout=0.5), 2)
+    batch = next(torch_baseline.list_batches(stacked.task))
+    equal = {
+        name: w.detach()[:1].repeat(2, *[1] * (w.ndim - 1)) for name, w in stacked.weights.items()
+    }
+    with torch.no_grad(), torch_baseline.sdpa_kernel(torch_baseline.SDPBackend.MATH):
+        _, losses = stacked._differentiate(equal, batch)
+    assert abs(losses[0] - losses[1]) > 1e-3
 
 
 def test_lines_ask_for_threads_seeds_and_steps(monkeypatch, capsys):

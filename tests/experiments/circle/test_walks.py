@@ -130,7 +130,7 @@ def make_walks():
         "error": np.array([0.125, 0.25, 0.5]),
         "head_gap": np.concatenate([gaps, -gaps], axis=1),
         "jacobian_across": np.array([np.diag([0.5, 0.25]), np.eye(2), np.diag([-0.9, 0.5])]),
-        "equal_points_moved": np.array([0.0, 0.0, 1.0]),
+        "equal_points_moved": np.array([0.9e-5, 0.0, 1.1e-5]),
         "diverged_at": np.array([-1, 2, -1]),
         "model": "weights",
     }
@@ -161,3 +161,12 @@ def test_seeds_that_diverged_are_left_out_of_a_case():
     order = circle.measure_seeds(make_walks())["order"]
     expected = [order[0]] if np.isfinite(order[0]) else []
     assert case["orders"].tolist() == expected
+
+
+def test_orders_are_those_of_the_seeds_that_fell():
+    """The third seed ends apart in float32, whatever the logarithms say."""
+    case = make_walks()
+    case["log10_distance"] = -7.0 * np.array([[3.0], [2.0], [1.5]]) ** (np.arange(5.0))
+    ((_, measured),) = circle.fine_cases({"base, d=32": case}).items()
+    assert_close(measured["order"], [3.0, 1.5], rtol=1e-6)
+    assert_close(measured["orders"], [3.0], rtol=1e-6)
