@@ -101,21 +101,24 @@ def test_a_network_of_pytorch_is_embedding_norm_layers_and_classifier(is_text):
             mixed = layer.attention(x, x, x, need_weights=False)[0]
             expected = normalise((x + mixed).detach().numpy())
             np.testing.assert_allclose(layer(x).detach().numpy(), expected, rtol=1e-5, atol=1e-5)
-    task.dropout = 0.25
-    rates = [
-        m.p for m in torch_baseline.make_network(task).modules() if isinstance(m, torch.nn.Dropout)
-    ]
-    task.config.depth, task.dropout = 0, 0.9
-    network = torch_baseline.make_network(task)
-    assert not torch.equal(network(inputs, *mask), network(inputs, *mask))  # of embeddings alone
-    assert rates == [0.25] * 3  # behind the embedding, and in both layers
-    assert [layer.attention.dropout for layer in torch_baseline.make_network(task).layers] == [
-        0.25
-    ] * 2
     if is_text:
         changed = torch.where(mask[0], inputs, (inputs + 4) % 9)
         before, after = (network(ids, mask[0]).detach()[mask[0]] for ids in (inputs, changed))
         torch.testing.assert_close(before, after)
+
+
+def test_dropout_is_behind_the_embedding_and_in_every_layer():
+    torch = pytest.importorskip("torch")
+    from experiments.benchmarks import torch_baseline
+
+    task = make_task(dropout=0.25)
+    network = torch_baseline.make_network(task)
+    dropped = [part.p for part in network.modules() if isinstance(part, torch.nn.Dropout)]
+    assert dropped == [0.25] * 3 == [0.25, *(layer.attention.dropout for layer in network.layers)]
+    task.config.depth, task.dropout = 0, 0.9
+    network = torch_baseline.make_network(task)
+    ids = torch.from_numpy(task.arrays[0])
+    assert not torch.equal(network(ids), network(ids))  # of embeddings alone
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.05])

@@ -60,7 +60,7 @@ class Clock:
     """A clock that stands still but for the seconds that a stub takes."""
 
     def __init__(self, monkeypatch, module, name="perf_counter"):
-        self.now = 0.0
+        self.now = 100.0
         monkeypatch.setattr(module.time, name, lambda: self.now)
 
     def take(self, seconds):

@@ -69,7 +69,8 @@ def test_shares_of_parts_follow_from_the_cpu_seconds_of_all_rounds(monkeypatch, 
     made, numbers = [], {}
     timed = {"small": [0.5, 1.0], "large": [2.0, 1.0]}
 
-    def advance_variant(recipe, make_data, mesh, parts):
+    def advance_variant(of_recipe, data, of_mesh, parts):
+        assert (of_recipe, data, of_mesh) == (recipe, make_data, mesh)
         made.append(parts)
         closed = SimpleNamespace(step=SimpleNamespace(closed=f"program {len(made)}"))
         return SimpleNamespace(functions=closed), ("advance", parts)
@@ -90,14 +91,20 @@ def test_shares_of_parts_follow_from_the_cpu_seconds_of_all_rounds(monkeypatch, 
         )
         for name, flops, times, turns in (("large", 30.0, 3, 4), ("small", 10.0, 6, 2))
     ]
+
+    def make_products(closed, of_mesh):
+        assert (closed, of_mesh) == ("program 1", mesh)
+        return products
+
+    recipe, make_data = SimpleNamespace(batch_size=2), lambda key: {"train": mask}
     mask = np.array([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]], bool)
     mesh = SimpleNamespace(size=2)
     for name, stub in (
-        ("make_case", lambda *_: (SimpleNamespace(batch_size=2), lambda key: {"train": mask}, 0)),
+        ("make_case", lambda *_: (recipe, make_data, 0)),
         ("make_variant", advance_variant),
         ("count_flops", count),
         ("LargeProduct", lambda mesh: SimpleNamespace(flops=60.0, time=("large", ""))),
-        ("_make_products", lambda closed, mesh: products),
+        ("_make_products", make_products),
         ("_time_cpu", time_call),
         ("token_mask", lambda examples: examples),
     ):
