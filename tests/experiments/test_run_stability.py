@@ -32,7 +32,7 @@ parse_options = partial(parsed, run_stability, *TINY)
 def test_designs_that_overflow_are_named_and_kept_apart():
     lines, finite = [], np.ones(3)
     post, deep_post, pre = Case("post", 2, 4), Case("post", 4, 8), Case("pre", 4, 8)
-    measures = {post: finite, deep_post: np.array([1, np.nan, 1]), pre: finite}
+    measures = {post: finite, deep_post: np.array([1, np.inf, 1]), pre: finite}
     networks = {case: {"change.random": values} for case, values in measures.items()}
     assert list(design_measures.keep_finite_designs(networks, lines.append)) == [pre]
     (line,) = lines

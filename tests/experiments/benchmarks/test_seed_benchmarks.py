@@ -44,6 +44,10 @@ def test_seeds_that_find_no_free_core_wait_for_another_turn(monkeypatch):
 
     monkeypatch.setattr(seed_benchmarks, "count_cores", lambda: 2)
     monkeypatch.setattr(seed_benchmarks.subprocess, "Popen", start)
+    del seconds["1"]
+    losses, needed = seed_benchmarks._train_processes("mlp", 1, 2, {})  # no more than the seeds
+    assert needed == 2 and losses.tolist() == [[8.5, 8.25]]
+    seconds["1"] = "3.0 7.5 7.25"
     losses, needed = seed_benchmarks._train_processes("mlp", 5, 2, {})
     assert needed == 9 and losses.tolist() == [[8.5, 8.25], [7.5, 7.25]]
 
