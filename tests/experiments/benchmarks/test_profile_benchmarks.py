@@ -36,7 +36,9 @@ def test_profile_benchmarks_compare_what_is_equal():
 def test_seeds_are_counted_in_the_faster_of_the_ways_together(monkeypatch):
     """Differences are relative to 1 and the numbers, and the largest of both profiles counts."""
     made, cases = [], []
-    monkeypatch.setattr(profile_benchmarks, "compare_cases", lambda *a: made.append(a[2]) or cases.extend(a[0]))
+    monkeypatch.setattr(
+        profile_benchmarks, "compare_cases", lambda *a: made.append(a[2]) or cases.extend(a[0])
+    )
     monkeypatch.setattr(profile_benchmarks, "MOST_SEPARATE", 2)
     profile_benchmarks.time_collapse_sweep(
         parse_two_rounds(), depth=1, num_tokens=2, d_model=4, num_seeds=2

@@ -16,12 +16,14 @@ from tests.oracles.benchmark_reports import find_figure, parse_two_rounds
 def test_each_distinct_product_is_counted_as_often_as_the_step_has_it():
     def step(state, square, last):
         state, _ = jax.lax.scan(lambda a, _: (jnp.tanh(a @ square), None), state, None, length=3)
-        return state @ square @ last  # a product of the loop, once more
+        turned = jax.lax.dot_general(state, square, (((0,), (0,)), ((), ())))
+        return state @ square @ last, turned  # a product of the loop, once more; and one of columns
 
     closed = jax.make_jaxpr(step)(jnp.ones((4, 4)), jnp.ones((4, 4)), jnp.ones((4, 2)))
     products = training_parts._make_products(closed, seed_mesh(jax.devices()[:1]))
     assert sorted((p.name, p.times, p.flops) for p in products) == [
         ("f32[4,4] × f32[4,2]", 1, 2 * 4 * 4 * 2),
+        ("f32[4,4] × f32[4,4]", 1, 2 * 4 * 4 * 4),
         ("f32[4,4] × f32[4,4]", 4, 2 * 4 * 4 * 4),
     ]
     assert {product.turns for product in products} == {training_parts.MOST_TURNS}
