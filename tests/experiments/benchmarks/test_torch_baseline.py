@@ -154,6 +154,19 @@ def test_stacked_seeds_of_pytorch_make_the_steps_of_one(is_text, clip_norm):
     assert (norm > 0.1) if clip_norm is None else norm == pytest.approx(clip_norm, rel=1e-3)
 
 
+def test_each_step_of_pytorch_has_the_slopes_of_its_batch_alone():
+    torch = pytest.importorskip("torch")
+    from experiments.benchmarks import torch_baseline
+
+    training = torch_baseline.Training(make_task(learning_rate=0.0))
+    batch = next(torch_baseline.list_batches(training.task))
+    training.step(*batch)
+    slopes = [w.grad.clone() for w in training.network.parameters()]
+    training.step(*batch)
+    for weight, slope in zip(training.network.parameters(), slopes, strict=True):
+        torch.testing.assert_close(weight.grad, slope)
+
+
 def test_stacked_seeds_of_pytorch_drop_entries_of_their_own():
     torch = pytest.importorskip("torch")
     from experiments.benchmarks import torch_baseline
@@ -173,12 +186,12 @@ def test_lines_ask_for_threads_seeds_and_steps(monkeypatch, capsys):
     torch = pytest.importorskip("torch")
     from experiments.benchmarks import torch_baseline
 
-    made, threads = [], []
+    made, threads, waits = [], [], []
 
     class Steps:
         def __init__(self, task, num_seeds=0):
             self.count, self.seeds = 0, num_seeds
-            self.loss = SimpleNamespace(item=lambda: None)
+            self.loss = SimpleNamespace(item=lambda: waits.append(self.count))
             made.append(self)
 
         def step(self, *batch):
@@ -196,6 +209,8 @@ def test_lines_ask_for_threads_seeds_and_steps(monkeypatch, capsys):
     torch_baseline.main()
     assert capsys.readouterr().out.split() == ["6.0", "2.5", "2.0"] and threads == [2, 1, 1]
     warm = torch_baseline.WARM_UP
+    # the device has ended the steps before, and those that are timed
+    assert waits == [warm, warm + 3, warm, warm + 5, warm + 3, warm + 4]
     assert [(steps.seeds, steps.count) for steps in made] == [(0, warm + 4), (4, warm + 5)]
 
 
