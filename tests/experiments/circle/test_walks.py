@@ -72,7 +72,7 @@ MODEL = SimpleNamespace(network="network", classifier="classifier")
 @pytest.mark.parametrize("is_summed", [False, True])
 def test_what_is_measured_of_a_walk_is_of_the_inputs_of_the_network(is_summed, monkeypatch):
     """A linear network; with sums it reads the sum of all points so far, and moves equal points."""
-    matrix, seen = jnp.array([[-0.5, 0.25], [-0.25, -0.5]]), []
+    matrix, seen = jnp.array([[-0.4, 0.25], [-0.25, -0.4]]), []
     monkeypatch.setattr(circle, "COLLAPSED_STEPS", 3)
     task, forward = make_case(program="x" + circle.SUMS * is_summed, step=lambda x: x @ matrix)
     monkeypatch.setattr(circle, "forward", forward)
