@@ -39,13 +39,10 @@ TESTED_IN = {
     "torch/test_path_lengths.py": "torch/graph torch/scopes",
     "watch/test_gradients.py": "watch/names",  # a table of names
     # Figures, whose data the contract of a run compares, and what whole runs measure.
-    "behaviour/test_contract.py": (
-        "experiments/lens/lens_figures experiments/stability/stability_figures"
-    ),
+    "behaviour/test_contract.py": "experiments/lens/lens_figures",
     "experiments/test_run_sort.py": (
         "experiments/path_accuracy/accuracy_figures experiments/train/arguments"
     ),
-    "experiments/test_benchmark.py": "experiments/benchmarks/monitoring",
     # Scripts that answer a wrong command.
     "experiments/lab/test_suggestions.py": "experiments/experiments experiments/rank_collapse",
 }

@@ -91,10 +91,10 @@ def test_each_step_of_the_sorting_network_reads_the_next_rows(monkeypatch):
     monkeypatch.setattr(seed_benchmarks, "train_step", train_step)
     monkeypatch.setattr(seed_benchmarks, "init_state", lambda key, *others: (key, others))
     init, step = seed_benchmarks._make_sort(["--depth=1"])
-    (key_state, (hyper, of_recipe)), (_, key_data) = init(jax.random.key(3), {})
+    (key_state, (hyper, chosen_recipe)), (_, key_data) = init(jax.random.key(3), {})
     keys = [tuple(jax.random.key_data(k).tolist()) for k in jax.random.split(jax.random.key(3))]
     drawn = [tuple(jax.random.key_data(k).tolist()) for k in (key_data, key_state)]
-    assert drawn == keys and of_recipe is recipe
+    assert drawn == keys and chosen_recipe is recipe
     assert (float(hyper.learning_rate), hyper.dropout) == (np.float32(1e-3), 0.1)
     state, read = (0, np.arange(10, 17)), []
     for index in range(4):

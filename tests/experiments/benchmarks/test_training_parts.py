@@ -71,8 +71,8 @@ def test_shares_of_parts_follow_from_the_cpu_seconds_of_all_rounds(monkeypatch, 
     made, numbers = [], {}
     timed = {"small": [0.5, 1.0], "large": [2.0, 1.0]}
 
-    def advance_variant(of_recipe, data, of_mesh, parts):
-        assert (of_recipe, data, of_mesh) == (recipe, make_data, mesh)
+    def advance_variant(chosen_recipe, data, chosen_mesh, parts):
+        assert (chosen_recipe, data, chosen_mesh) == (recipe, make_data, mesh)
         made.append(parts)
         closed = SimpleNamespace(step=SimpleNamespace(closed=f"program {len(made)}"))
         return SimpleNamespace(functions=closed), ("advance", parts)
@@ -94,8 +94,8 @@ def test_shares_of_parts_follow_from_the_cpu_seconds_of_all_rounds(monkeypatch, 
         for name, flops, times, turns in (("large", 30.0, 3, 4), ("small", 10.0, 6, 2))
     ]
 
-    def make_products(closed, of_mesh):
-        assert (closed, of_mesh) == ("program 1", mesh)
+    def make_products(closed, chosen_mesh):
+        assert (closed, chosen_mesh) == ("program 1", mesh)
         return products
 
     recipe, make_data = SimpleNamespace(batch_size=2), lambda key: {"train": mask}
@@ -174,11 +174,11 @@ def test_a_variant_lacks_its_part_alone(parts, monkeypatch):
             epochs.append(stop)
             return SimpleNamespace(step=stop), None
 
-    def make_ensemble(of_recipe, data, *, mesh, epochs_per_chunk):
+    def make_ensemble(chosen_recipe, data, *, mesh, epochs_per_chunk):
         assert (data, mesh.size, epochs_per_chunk) == (make_data, 3, 1)
 
         def begin(keys, hyper):
-            made.append((of_recipe.config, hyper, training.make_optimizer))
+            made.append((chosen_recipe.config, hyper, training.make_optimizer))
             assert len(keys) == 3 * training_parts.SEEDS
             return Program(), SimpleNamespace(step=0)
 
