@@ -32,7 +32,7 @@ parse_options = partial(parsed, run_stability, *TINY)
 def test_designs_that_overflow_are_named_and_kept_apart():
     lines, finite = [], np.ones(3)
     post, deep_post, pre = Case("post", 2, 4), Case("post", 4, 8), Case("pre", 4, 8)
-    measures = {post: finite, deep_post: np.array([1, np.nan, 1]), pre: finite}
+    measures = {post: finite, deep_post: np.array([1, np.inf, 1]), pre: finite}
     networks = {case: {"change.random": values} for case, values in measures.items()}
     assert list(design_measures.keep_finite_designs(networks, lines.append)) == [pre]
     (line,) = lines
@@ -86,6 +86,8 @@ def test_omega_is_profiled_on_the_seeds_own_batch():
     assert batch.shape == (design_measures.NUM_PROFILED, 6, 8)
     x, direction = sample["x"], sample["direction"]
     assert x.shape == sample["target"].shape == (6, 8)
+    correlation = np.corrcoef(np.ravel(x), np.ravel(sample["target"]))[0, 1]
+    assert abs(correlation) < 0.5  # of 48 independent numbers
     for states in (x, batch):  # each of its own, as a norm leaves them
         assert_close(np.mean(states, axis=-1), 0, atol=1e-5)
         assert_close(np.var(states, axis=-1), 1, atol=1e-3)

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -206,3 +207,31 @@ def test_texts_are_joined_and_cut_by_the_tokenizer_of_the_model(tmp_path, monkey
     (model,) = published_models.make_models(read_flags(*common, "--num_texts=2", "--join"))
     assert model.inputs["x"].tolist() == [[1, 2, 1], [1, 2, 1]]  # the last token of each stays
     assert read == [(str(GOLDEN / "bert"), "bert")] * 2
+
+
+@pytest.mark.parametrize("kind", ["pretrained", "init"])
+def test_weights_are_streamed_in_chunks_of_the_flag(monkeypatch, kind):
+    """A checkpoint is opened; an initialisation has a key of the run's seed and its own."""
+    keys, asked = [], []
+    model = make_model("a", True, "albert")
+
+    def open_random(settings, key):
+        keys.append(jax.random.key_data(key).tolist())
+        return "source of init", settings
+
+    def stream(source, inputs, groups, *, chunk):
+        asked.append((source, inputs, [group.ablation for group in groups.values()], chunk))
+        return {name: {"residuals": {"residual_ratio": i}} for i, name in enumerate(groups)}
+
+    monkeypatch.setattr(published_models.pretrained, "open_checkpoint", lambda name: f"of {name}")
+    monkeypatch.setattr(published_models.pretrained, "open_random", open_random)
+    monkeypatch.setattr(published_models.pretrained, "stream", stream)
+    options = read_flags("--chunk=3", "--seed=5")
+    measured = published_models.measure_weights(options, published_models.Weights(model, kind, 7))
+    specs = [published_models.pretrained.AblationSpec(*pair) for pair in model.ablations]
+    source = "of a" if kind == "pretrained" else ("source of init", model.settings)
+    assert asked == [(source, model.inputs, specs, 3)]
+    key = jax.random.fold_in(jax.random.key(5), 7)
+    assert keys == [jax.random.key_data(key).tolist()] * (kind == "init")
+    names = [f"{ablation_name(pair)}/residual_ratio" for pair in model.ablations]
+    assert measured == {name: i for i, name in enumerate(names)}

@@ -88,6 +88,30 @@ def test_flags_and_empty_tables_are_compared_too(tmp_path):
         assert comparison[1:4] == expected[:3] and comparison.largest == pytest.approx(expected[3])
 
 
+def test_of_repeated_measurements_the_last_one_counts(tmp_path):
+    """Of a benchmark, of the tests, and of the machine, whose date it has."""
+    page = tmp_path / "accelerators.md"
+    page.write_text("<!-- measured: accelerator -->\n<!-- end -->\n")
+    first, other, last = make_line("seeds"), make_line("sort"), make_line("seeds")
+    last["timings"] = [last["timings"][0] | {"seconds": [0.007]}]
+    last["machine"] = last["machine"] | {"date": "2030-03-04"}
+    last["figures"] = {"ratio of CPU ms": 7.5, "CPU ms, vmapped": 3.0}
+    steps = [{"step": "tests", "last_line": f"{n} passed"} for n in (8, 9)]
+    device_pages.write_pages(tmp_path, [first, other, last, *steps], [])
+    text = page.read_text()
+    assert "Measured on 2030-03-04: " in text and "Tests on the device: 9 passed." in text
+    assert text.count("| seeds | ms, fastest round |") == 1 and "| vmapped | 7 | 1.25 |" in text
+    assert "| ratio of CPU ms | 7.5 |" in text and "CPU ms, vmapped" not in text
+    assert text.index("| seeds |") < text.index("| sort |")
+
+
+def test_counts_without_a_sign_are_compared(tmp_path):
+    folders = [tmp_path / name for name in ("cpu", "device")]
+    for folder, count in zip(folders, (4, 5), strict=True):
+        write_run(folder, "", bytes=np.array([count, 2], np.uint8))
+    assert device_pages.compare_runs("x", *folders[::-1]) == ("x", 1, 0, "bytes", 0.25)
+
+
 def test_a_column_stands_where_one_case_has_a_number(tmp_path):
     (tmp_path / "accelerators.md").write_text("<!-- measured: accelerator -->\n<!-- end -->\n")
     line = make_line("seeds")

@@ -82,6 +82,8 @@ def test_figures_of_seeds_are_per_seed_and_step(monkeypatch, capsys):
     def make_way(way, name, count, num_steps, **sizes):
         assert sizes == {"batch_size": 5} and num_steps == 4
 
+        clock[0] += 100.0
+
         def call():
             order.append(way)
             speed = 4.0 if (way, count) == ("vmap", 2) else 1.0
@@ -116,6 +118,8 @@ def test_figures_of_seeds_are_per_seed_and_step(monkeypatch, capsys):
             timing = timings[f"mlp, {count} seeds, {way}"]
             expected = 0.5 / 4 / count if way == "processes" else each
             assert timing.seconds == pytest.approx([expected] * 2)
+            assert timing.compile_seconds == pytest.approx(100.0 + 4 * count * each)
+            assert timing.output.shape == (count, 4)
             cpu = [v for n, (v, _) in report.figures.items() if n == f"CPU ms, {timing.name}"]
             assert cpu == pytest.approx([] if way == "processes" else [2e3 * each])
     for count, by_hand, ratio in ((2, "map", 1.5), (3, "vmap", 3.0)):

@@ -92,3 +92,6 @@ def test_a_product_is_as_large_as_its_device_needs(monkeypatch):
     product = limits.LargeProduct(mesh, 2)
     monkeypatch.setattr(product, "time", lambda: 0.5)
     assert product.measure_rate() == 2 * 2**3 / 0.5
+    calls = []
+    monkeypatch.setattr(limits.LargeProduct, "time", lambda product: calls.append(product))
+    assert calls == [limits.LargeProduct(mesh, 2)]  # the first call compiles, and is not timed

@@ -3,10 +3,12 @@
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments.benchmarks import seed_benchmarks
+from rank_collapse.runs.seeds import seed_keys
 from tests.oracles.benchmark_reports import find_figure, parse_two_rounds
 
 
@@ -42,6 +44,10 @@ def test_seeds_that_find_no_free_core_wait_for_another_turn(monkeypatch):
 
     monkeypatch.setattr(seed_benchmarks, "count_cores", lambda: 2)
     monkeypatch.setattr(seed_benchmarks.subprocess, "Popen", start)
+    del seconds["1"]
+    losses, needed = seed_benchmarks._train_processes("mlp", 1, 2, {})  # no more than the seeds
+    assert needed == 2 and losses.tolist() == [[8.5, 8.25]]
+    seconds["1"] = "3.0 7.5 7.25"
     losses, needed = seed_benchmarks._train_processes("mlp", 5, 2, {})
     assert needed == 9 and losses.tolist() == [[8.5, 8.25], [7.5, 7.25]]
 
@@ -69,18 +75,120 @@ def test_a_process_trains_its_seed_on_one_thread_whatever_the_caller_has_set(mon
 
 
 def test_each_step_of_the_sorting_network_reads_the_next_rows(monkeypatch):
-    """Behind the last row the first one follows."""
-    recipe = SimpleNamespace(name="recipe")
-    monkeypatch.setattr(seed_benchmarks, "make_case", lambda name, _: (recipe, None, 3))
-    monkeypatch.setattr(
-        seed_benchmarks, "train_step", lambda state, batch, *_: (state + 1, batch.tolist())
-    )
-    _, step = seed_benchmarks._make_sort({})
+    """Behind the last row the first one follows. Weights and examples have keys of their own."""
+    recipe, asked = SimpleNamespace(name="recipe"), []
+
+    def make_case(name, arguments):
+        asked.append((name, arguments))
+        return recipe, lambda key: {"train": ("examples", key), "eval": None}, 3
+
+    def train_step(state, batch, counts, index, *others):
+        assert counts.tolist() == [True] * 3 and index == state
+        asked.append(others)
+        return state + 1, batch.tolist()
+
+    monkeypatch.setattr(seed_benchmarks, "make_case", make_case)
+    monkeypatch.setattr(seed_benchmarks, "train_step", train_step)
+    monkeypatch.setattr(seed_benchmarks, "init_state", lambda key, *others: (key, others))
+    init, step = seed_benchmarks._make_sort(["--depth=1"])
+    (key_state, (hyper, chosen_recipe)), (_, key_data) = init(jax.random.key(3), {})
+    keys = [tuple(jax.random.key_data(k).tolist()) for k in jax.random.split(jax.random.key(3))]
+    drawn = [tuple(jax.random.key_data(k).tolist()) for k in (key_data, key_state)]
+    assert drawn == keys and chosen_recipe is recipe
+    assert (float(hyper.learning_rate), hyper.dropout) == (np.float32(1e-3), 0.1)
     state, read = (0, np.arange(10, 17)), []
     for index in range(4):
         state, scalars = step(state, {}, index)
         read.append(scalars["loss"])
     assert read == [[10, 11, 12], [13, 14, 15], [16, 10, 11], [12, 13, 14]] and state[0] == 4
+    assert asked == [("sort", ["--depth=1"])] + 4 * [(1.0, hyper, recipe)]
+
+
+def make_counter(name, **sizes):
+    """Makes a network that is one number, which grows by 1 in each step."""
+    assert (name, sizes) == ("mlp", {"batch_size": 2})
+
+    def step(state, hyper, index):
+        return state + 1, {"loss": state + 100 * index}
+
+    return lambda key, hyper: jax.random.uniform(key), step
+
+
+def compute_counts(seed):
+    """Computes four losses of a seed of that network."""
+    return float(jax.random.uniform(seed_keys(0, seed + 1)[seed])) + 101.0 * np.arange(4)
+
+
+def test_ways_by_hand_train_all_seeds_and_the_others_get_the_same_sizes(monkeypatch):
+    monkeypatch.setattr(seed_benchmarks, "make_network", make_counter)
+    asked = []
+
+    def make_sweep(*arguments):
+        asked.append(arguments[2:])
+        return lambda: "losses of sweep"
+
+    monkeypatch.setattr(seed_benchmarks, "make_sweep", make_sweep)
+    monkeypatch.setattr(seed_benchmarks, "_train_processes", lambda *a: (a, 7.0))
+    calls = {
+        way: seed_benchmarks.make_way(way, "mlp", 3, 4, batch_size=2)
+        for way in seed_benchmarks.WAYS
+    }
+    expected = [compute_counts(seed) for seed in range(3)]
+    for way in ("vmap", "map", "one by one"):
+        losses, seconds = calls[way]()
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+        assert seconds is None
+    assert calls["sweep"]() == ("losses of sweep", None) and asked == [(3, 4, 4)]
+    assert calls["processes"]() == (("mlp", 3, 4, {"batch_size": 2}), 7.0)
+
+
+def test_a_process_prints_the_seconds_of_its_second_run_and_its_losses(monkeypatch, capsys):
+    clock, order = iter([10.0, 12.5]), []
+
+    def make_noted(name, **sizes):
+        init, step = make_counter(name, **sizes)
+        return lambda *arguments: order.append("traced") or init(*arguments), step
+
+    monkeypatch.setattr(seed_benchmarks, "make_network", make_noted)
+    monkeypatch.setattr(
+        seed_benchmarks.time, "perf_counter", lambda: order.append("clock") or next(clock)
+    )
+    monkeypatch.setenv("BENCHMARK_SEED", "2")
+    seed_benchmarks.run_alone("mlp", 4, {"batch_size": 2})
+    seconds, *losses = map(float, capsys.readouterr().out.split())
+    assert seconds == 2.5 and order == ["traced", "clock", "clock"]
+    np.testing.assert_allclose(losses, compute_counts(2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_a_step_of_a_network_is_gradient_descent_on_its_cross_entropy(name):
+    """Beside NumPy: the loss, and the slope of the last weights, (p − y) times what they read."""
+    init, step = seed_benchmarks.make_network(name, batch_size=2)
+    shape = (64, 32) if name == "mlp" else (2, 32, 32, 3)
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    labels = np.random.default_rng(1).integers(0, 10, len(x))
+    first, last = map(np.asarray, init(jax.random.key(0), {}))
+    if name == "mlp":
+        assert first.shape == (32, 64)
+        hidden = np.tanh(x @ first)
+    else:
+        assert first.shape == (3, 3, 3, 64)
+        padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        windows = (
+            padded[:, i : i + 32, j : j + 32] @ first[i, j] for i in range(3) for j in range(3)
+        )
+        hidden = np.maximum(sum(windows), 0).reshape(2, -1)
+    assert last.shape == (hidden.shape[1], 10)
+    logits = hidden @ last
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    state, metrics = jax.jit(step)((first, last), {}, jnp.int32(0))
+    loss = -np.log(p[np.arange(len(x)), labels]).mean()
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-4)
+    slope = hidden.T @ (p - np.eye(10)[labels]) / len(x)
+    np.testing.assert_allclose(
+        (last - state[1]) / seed_benchmarks.RATE, slope, rtol=1e-2, atol=1e-3
+    )
+    assert np.abs(state[0] - first).max() > 0
 
 
 @pytest.mark.parametrize("is_on_host", [True, False])

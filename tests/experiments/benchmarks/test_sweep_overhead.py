@@ -38,6 +38,38 @@ def test_sweep_and_the_loops_by_hand_train_the_same_seeds(monkeypatch):
     assert Counter(calls) == Counter(3 * wanted)
 
 
+def test_cases_take_turns_forwards_and_backwards_in_cpu_seconds(monkeypatch, capsys):
+    """Making and a first call are compiling; every other round begins with the last case."""
+    clock, order = [0.0], []
+    monkeypatch.setattr(sweep_overhead.time, "process_time", lambda: clock[0])
+
+    def make_way(way, seconds):
+        def make(num_steps, size):
+            clock[0] += 10.0
+
+            def call():
+                order.append((way, num_steps, size))
+                clock[0] += seconds * num_steps / size
+                return f"losses of {way}"
+
+            return call
+
+        return make
+
+    ways = {"by hand": make_way("by hand", 1.0), "sweep": make_way("sweep", 2.0)}
+    timings = sweep_overhead._time_cases(ways, [(4, 4), (6, 2)], 3)
+    cases = [(way, *case) for case in ((4, 4), (6, 2)) for way in ways]
+    assert order == [*cases, *cases, *cases[::-1], *cases]
+    assert list(timings) == [(n, size, way) for way, n, size in cases]
+    for (num_steps, size, way), timing in timings.items():
+        seconds = (1.0 + (way == "sweep")) * num_steps / size
+        assert (timing.compile_seconds, timing.seconds) == (10.0 + seconds, [seconds] * 3)
+        assert timing.output == f"losses of {way}"
+        assert timing.name == f"{sweep_overhead.describe_case(num_steps, size)}, {way}"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].strip() == "round 2 of 3: 1 s, 2 s, 3 s, 6 s of CPU" and len(lines) == 3
+
+
 def test_the_limit_is_that_of_the_longest_training():
     report = sweep_overhead.time_overhead(parse_two_rounds(), **benchmark.TINY["sweep_overhead"])
     limits = {name: limit for name, (_, limit) in report.figures.items() if limit}

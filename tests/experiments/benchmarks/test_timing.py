@@ -17,10 +17,12 @@ def test_numbers_that_are_not_finite_are_null():
     }
 
 
-def test_cases_take_turns_and_say_so(capsys):
-    order = []
+def test_cases_take_turns_and_say_so(capsys, monkeypatch):
+    """Each call has ended before the clock is read."""
+    order, ended = [], []
+    monkeypatch.setattr(timing.jax, "block_until_ready", lambda output: ended.append(len(order)))
     timings = time_cases({n: (order.append, (n,)) for n in "ab"}, rounds=3)
-    assert "".join(order) == "ab" + 3 * "ab"
+    assert "".join(order) == "ab" + 3 * "ab" and ended == list(range(1, 9))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0].strip() for line in lines] == [
         "a",

@@ -107,6 +107,20 @@ def test_a_network_of_pytorch_is_embedding_norm_layers_and_classifier(is_text):
         torch.testing.assert_close(before, after)
 
 
+def test_dropout_is_behind_the_embedding_and_in_every_layer():
+    torch = pytest.importorskip("torch")
+    from experiments.benchmarks import torch_baseline
+
+    task = make_task(dropout=0.25)
+    network = torch_baseline.make_network(task)
+    dropped = [part.p for part in network.modules() if isinstance(part, torch.nn.Dropout)]
+    assert dropped == [0.25] * 3 == [0.25, *(layer.attention.dropout for layer in network.layers)]
+    task.config.depth, task.dropout = 0, 0.9
+    network = torch_baseline.make_network(task)
+    ids = torch.from_numpy(task.arrays[0])
+    assert not torch.equal(network(ids), network(ids))  # of embeddings alone
+
+
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
 @pytest.mark.parametrize("is_text", [True, False])
 def test_stacked_seeds_of_pytorch_make_the_steps_of_one(is_text, clip_norm):
@@ -140,17 +154,44 @@ def test_stacked_seeds_of_pytorch_make_the_steps_of_one(is_text, clip_norm):
     assert (norm > 0.1) if clip_norm is None else norm == pytest.approx(clip_norm, rel=1e-3)
 
 
+def test_each_step_of_pytorch_has_the_slopes_of_its_batch_alone():
+    torch = pytest.importorskip("torch")
+    from experiments.benchmarks import torch_baseline
+
+    training = torch_baseline.Training(make_task(learning_rate=0.0))
+    batch = next(torch_baseline.list_batches(training.task))
+    training.step(*batch)
+    slopes = [w.grad.clone() for w in training.network.parameters()]
+    training.step(*batch)
+    for weight, slope in zip(training.network.parameters(), slopes, strict=True):
+        torch.testing.assert_close(weight.grad, slope)
+
+
+def test_stacked_seeds_of_pytorch_drop_entries_of_their_own():
+    torch = pytest.importorskip("torch")
+    from experiments.benchmarks import torch_baseline
+
+    stacked = torch_baseline.StackedTraining(make_task(dropout=0.5), 2)
+    batch = next(torch_baseline.list_batches(stacked.task))
+    equal = {
+        name: w.detach()[:1].repeat(2, *[1] * (w.ndim - 1)) for name, w in stacked.weights.items()
+    }
+    with torch.no_grad(), torch_baseline.sdpa_kernel(torch_baseline.SDPBackend.MATH):
+        _, losses = stacked._differentiate(equal, batch)
+    assert abs(losses[0] - losses[1]) > 1e-3
+
+
 def test_lines_ask_for_threads_seeds_and_steps(monkeypatch, capsys):
     """Each training is prepared once, and warmed up; then all its steps are timed."""
     torch = pytest.importorskip("torch")
     from experiments.benchmarks import torch_baseline
 
-    made, threads = [], []
+    made, threads, waits = [], [], []
 
     class Steps:
         def __init__(self, task, num_seeds=0):
             self.count, self.seeds = 0, num_seeds
-            self.loss = SimpleNamespace(item=lambda: None)
+            self.loss = SimpleNamespace(item=lambda: waits.append(self.count))
             made.append(self)
 
         def step(self, *batch):
@@ -168,6 +209,8 @@ def test_lines_ask_for_threads_seeds_and_steps(monkeypatch, capsys):
     torch_baseline.main()
     assert capsys.readouterr().out.split() == ["6.0", "2.5", "2.0"] and threads == [2, 1, 1]
     warm = torch_baseline.WARM_UP
+    # the device has ended the steps before, and those that are timed
+    assert waits == [warm, warm + 3, warm, warm + 5, warm + 3, warm + 4]
     assert [(steps.seeds, steps.count) for steps in made] == [(0, warm + 4), (4, warm + 5)]
 
 

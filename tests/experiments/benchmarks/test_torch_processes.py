@@ -126,3 +126,37 @@ def test_a_task_is_plain_values_of_the_recipe(platform, device):
         assert (task.learning_rate, task.weight_decay) == (1e-3, 0.25)
         assert (task.config.depth, task.config.num_heads, task.config.d_model) == (1, 2, 8)
         assert task.config.embedding.vocab_size == recipe.num_outputs == task.num_outputs
+
+
+def test_every_field_of_a_task_is_that_of_the_recipe():
+    embedding = SimpleNamespace(
+        vocab_size=0, d_input=3, d_embed=5, positions="none", num_positions=7, hidden_layer=True
+    )
+    sizes = {"depth": 2, "num_heads": 4, "d_model": 8, "mlp": "gelu"}
+    fields = {"num_outputs": 6, "batch_size": 9, "shuffle": False, "loss": "squared_error"}
+    fields["clip_norm"] = 0.5
+    recipe = SimpleNamespace(config=SimpleNamespace(embedding=embedding, **sizes), **fields)
+    examples = Examples(np.zeros((2, 3)), np.zeros((2, 3)), None)
+    task = torch_processes.describe_task(recipe, examples, Hyper(learning_rate=1e-3, dropout=0.1))
+    assert vars(task.config.embedding) == vars(embedding)
+    assert {name: getattr(task.config, name) for name in sizes} == sizes
+    assert {name: getattr(task, name) for name in fields} == fields
+
+
+def test_a_process_is_ended_before_its_pipes_are_closed():
+    """A pipe that holds what the process did not read may be broken."""
+    order = []
+
+    def fail():
+        order.append("stdin")
+        raise BrokenPipeError
+
+    torch_processes._stop(
+        SimpleNamespace(
+            kill=lambda: order.append("kill"),
+            wait=lambda: order.append("wait"),
+            stdout=SimpleNamespace(close=lambda: order.append("stdout")),
+            stdin=SimpleNamespace(close=fail),
+        )
+    )
+    assert order == ["kill", "wait", "stdout", "stdin"]

@@ -9,18 +9,21 @@ import pytest
 
 from experiments.benchmarks import training_benchmarks, training_parts
 from rank_collapse.runs.seeds import seed_mesh
+from rank_collapse.training import training
 from tests.oracles.benchmark_reports import find_figure, parse_two_rounds
 
 
 def test_each_distinct_product_is_counted_as_often_as_the_step_has_it():
     def step(state, square, last):
         state, _ = jax.lax.scan(lambda a, _: (jnp.tanh(a @ square), None), state, None, length=3)
-        return state @ square @ last  # a product of the loop, once more
+        turned = jax.lax.dot_general(state, square, (((0,), (0,)), ((), ())))
+        return state @ square @ last, turned  # a product of the loop, once more; and one of columns
 
     closed = jax.make_jaxpr(step)(jnp.ones((4, 4)), jnp.ones((4, 4)), jnp.ones((4, 2)))
     products = training_parts._make_products(closed, seed_mesh(jax.devices()[:1]))
     assert sorted((p.name, p.times, p.flops) for p in products) == [
         ("f32[4,4] × f32[4,2]", 1, 2 * 4 * 4 * 2),
+        ("f32[4,4] × f32[4,4]", 1, 2 * 4 * 4 * 4),
         ("f32[4,4] × f32[4,4]", 4, 2 * 4 * 4 * 4),
     ]
     assert {product.turns for product in products} == {training_parts.MOST_TURNS}
@@ -68,7 +71,8 @@ def test_shares_of_parts_follow_from_the_cpu_seconds_of_all_rounds(monkeypatch, 
     made, numbers = [], {}
     timed = {"small": [0.5, 1.0], "large": [2.0, 1.0]}
 
-    def advance_variant(recipe, make_data, mesh, parts):
+    def advance_variant(chosen_recipe, data, chosen_mesh, parts):
+        assert (chosen_recipe, data, chosen_mesh) == (recipe, make_data, mesh)
         made.append(parts)
         closed = SimpleNamespace(step=SimpleNamespace(closed=f"program {len(made)}"))
         return SimpleNamespace(functions=closed), ("advance", parts)
@@ -89,14 +93,20 @@ def test_shares_of_parts_follow_from_the_cpu_seconds_of_all_rounds(monkeypatch, 
         )
         for name, flops, times, turns in (("large", 30.0, 3, 4), ("small", 10.0, 6, 2))
     ]
+
+    def make_products(closed, chosen_mesh):
+        assert (closed, chosen_mesh) == ("program 1", mesh)
+        return products
+
+    recipe, make_data = SimpleNamespace(batch_size=2), lambda key: {"train": mask}
     mask = np.array([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]], bool)
     mesh = SimpleNamespace(size=2)
     for name, stub in (
-        ("make_case", lambda *_: (SimpleNamespace(batch_size=2), lambda key: {"train": mask}, 0)),
+        ("make_case", lambda *_: (recipe, make_data, 0)),
         ("make_variant", advance_variant),
         ("count_flops", count),
         ("LargeProduct", lambda mesh: SimpleNamespace(flops=60.0, time=("large", ""))),
-        ("_make_products", lambda closed, mesh: products),
+        ("_make_products", make_products),
         ("_time_cpu", time_call),
         ("token_mask", lambda examples: examples),
     ):
@@ -146,3 +156,56 @@ def test_the_seconds_of_a_call_are_those_of_the_processor(monkeypatch):
     clock = [5.0]
     monkeypatch.setattr(training_parts.time, "process_time", lambda: clock[0])
     assert training_parts._time_cpu(lambda: clock.__setitem__(0, 7.5)) == 2.5
+
+
+@pytest.mark.parametrize("parts", [(), *((part,) for part in training_parts.PARTS)])
+def test_a_variant_lacks_its_part_alone(parts, monkeypatch):
+    """It is compiled, and trained for an epoch, before it is timed."""
+    recipe, make_data, _ = training_benchmarks.make_case("sort", training_benchmarks.TINY)
+    made, epochs, adam = [], [], training.make_optimizer
+
+    class Program:
+        size = 5
+
+        def compile(self, size):
+            epochs.append(f"compiled for {size}")
+
+        def advance(self, runs, stop):
+            epochs.append(stop)
+            return SimpleNamespace(step=stop), None
+
+    def make_ensemble(chosen_recipe, data, *, mesh, epochs_per_chunk):
+        assert (data, mesh.size, epochs_per_chunk) == (make_data, 3, 1)
+
+        def begin(keys, hyper):
+            made.append((chosen_recipe.config, hyper, training.make_optimizer))
+            assert len(keys) == 3 * training_parts.SEEDS
+            return Program(), SimpleNamespace(step=0)
+
+        return SimpleNamespace(begin=begin)
+
+    monkeypatch.setattr(training_parts, "Ensemble", make_ensemble)
+    program, advance = training_parts.make_variant(
+        recipe, make_data, SimpleNamespace(size=3), parts
+    )
+    advance()
+    assert isinstance(program, Program) and epochs == ["compiled for 5", 1, 2]
+    ((config, hyper, optimizer),) = made
+    assert training.make_optimizer is adam
+    assert (optimizer is adam) == ("Adam" not in parts)
+    np.testing.assert_array_equal(hyper.learning_rate, np.full(6, np.float32(1e-3)))
+    assert (hyper.dropout is None) == ("dropout" in parts)
+    if hyper.dropout is not None:
+        np.testing.assert_array_equal(hyper.dropout, np.full(6, np.float32(0.1)))
+    is_without = {"layer norms": config.norm_placement == "none" and not config.embedding.norm}
+    is_without["softmax"] = bool(config.normalise) and config.normalise("scores", 0) == "scores"
+    assert [part for part, lacks in is_without.items() if lacks] == [
+        part for part in parts if part in is_without
+    ]
+
+
+def test_without_adam_and_softmax_slopes_and_scores_stay_as_they_are():
+    assert training_parts._keep_scores("scores", None) == "scores"
+    plain = training_parts._make_plain(None, None)
+    slopes = {"w": jnp.array([1.0, -2.0])}
+    assert plain.update(slopes, plain.init(slopes))[0] is slopes

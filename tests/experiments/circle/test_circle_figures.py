@@ -7,6 +7,7 @@ import pytest
 
 from experiments.circle import circle_figures
 from experiments.run_circle import COMPARED
+from tests.support.closeness import assert_close
 from tests.support.figures_as_data import describe
 
 
@@ -55,6 +56,14 @@ def test_titles_of_neighbouring_panels_do_not_overlap(draw):
     assert len(extents) == len(names) == 7
     for left, right in itertools.pairwise(extents):
         assert left.x1 + 3 < right.x0
+
+
+def test_a_panel_names_the_first_seed_that_fell_of_those_that_did_not_diverge():
+    case = make_walks(0)
+    case["diverged_at"] = np.array([2, -1, -1, -1])
+    (ax,) = circle_figures.trajectories_figure({"base, d=32": case}).axes
+    assert ax.get_title().endswith("\nseed 2; 1 of 3 fell")
+    assert_close(ax.lines[1].get_xydata(), case["trajectory"][2, :, 0])
 
 
 def test_golden_figures_of_several_variants_and_widths(golden):

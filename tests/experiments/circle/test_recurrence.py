@@ -69,6 +69,11 @@ def test_order_of_a_law():
     cubic[31:] = -np.inf
     orders = recurrence.fall_order(np.stack([cubic, halved, crossing, 0 * halved]))
     assert_close(orders, [3, 1, 1, np.nan], rtol=1e-10)
+    # twelve steps of order 2, then one of order 1; and only two steps below 1e-6
+    early = -7.0 * 2.0 ** np.minimum(np.arange(40), 12) - 5e3 * np.maximum(np.arange(40) - 12, 0)
+    short = np.array([-1.0, -7, -14, -28, -np.inf])
+    assert_close(recurrence.fall_order(early), 2, rtol=1e-10)
+    assert np.isnan(recurrence.fall_order(short))
 
 
 CASES = {

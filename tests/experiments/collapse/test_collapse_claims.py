@@ -175,6 +175,11 @@ def test_a_deeper_network_stands_beside_the_last_published_layer():
     curves = collapse_claims.published_curves(collapse_claims.PUBLISHED["bert-base-cased"], 12)
     assert first.quantity.endswith("residual ratio after 14 layers")
     assert first.published == curves["init"]["SAN+skip"][12]
+    # rounding decides more of them in a shorter format
+    for dtype, measured in ((np.float16, "below 1e-03 (rounding)"), (np.float32, 2**-12)):
+        deep["ratio"] = np.full((1, 15), 2**-12, dtype)
+        first, *_ = compare_points(make_point("post", san_skip=deep))
+        assert first.measured == measured
 
 
 def test_layers_above_a_bound_are_counted_where_the_condition_holds():
@@ -227,6 +232,8 @@ def test_where_mlps_begin_to_slow_the_collapse():
     crossings = collapse_claims.crossing(gains, raised)
     assert_close(crossings[:2], [2**0.5, 2 ** (-1 / 3)])
     assert np.isnan(crossings[2])
+    touched = np.array([-0.2, 0.0, 0.1, 0.2])
+    assert_close(collapse_claims.crossing(gains, touched), gains[1])
     beyond = np.where(gains == 4.0, np.nan, raised)  # where the residual is no number
     np.testing.assert_array_equal(collapse_claims.crossing(gains, beyond), crossings)
     curves = {f"{g:g}": np.full((3, 2), -3.0 + g) for g in gains}
@@ -240,12 +247,12 @@ def test_where_mlps_begin_to_slow_the_collapse():
 def test_points_of_a_grid_have_their_own_verdicts_with_their_labels():
     """At a gain of 0 a network with skips has none, and has no row."""
     points = {}
-    for gain, remaining in ((0.0, 1e-6), (0.5, 1e-6), (1.0, 0.6)):
+    for gain, remaining in ((-0.5, 1e-6), (0.0, 1e-6), (0.5, 1e-6), (1.0, 0.6)):
         variants = {"san_skip": make_variant([-9.0] * 12, remaining=remaining)}
         points |= {(*key[:2], gain): value for key, value in make_point(**variants).items()}
     rows = {row.setting: row for row in judge_points(points) if row.key == "skips stop"}
     shares = {setting.rpartition("skip gain ")[2]: row.estimate for setting, row in rows.items()}
-    assert shares == {"0.5": 0.0, "1": 1.0}
+    assert shares == {"-0.5": 0.0, "0.5": 0.0, "1": 1.0}
 
 
 @pytest.mark.parametrize(

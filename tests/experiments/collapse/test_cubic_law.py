@@ -35,6 +35,8 @@ def test_measured_constant_is_the_sum_of_kappas(x64):
     constant = cubic_law.measured_constant(pair)
     np.testing.assert_allclose(constant.log10_lambda, [total, -1 / 9], rtol=1e-5)
     assert np.isnan(cubic_law.measured_constant(np.full(3, np.nan)).log10_lambda)
+    constant = cubic_law.measured_constant(np.array([0.5, np.nan, -3.2]))  # of the input alone
+    np.testing.assert_allclose(constant, [0.5, 0.0])
     # numbers after a layer without one do not count
     constant = cubic_law.measured_constant(np.array([0.5, -0.1, np.nan, -3.2]))
     np.testing.assert_allclose(constant, [-0.1 / 3, 2 * (-0.1 / 3 - 0.5)], rtol=1e-6)
@@ -303,9 +305,16 @@ def test_growth_from_a_layer_on_is_that_of_a_loop(monkeypatch):
     first layer has the measured diameter, the others have what the bound makes of it."""
     rng = np.random.default_rng(0)
     before, cubic, after, measured = rng.normal(size=(4, 5))
-    growths = cubic_law.LayerGrowth(*map(jnp.asarray, (before, cubic, after)))
-    monkeypatch.setattr(cubic_law, "replay", lambda *_: growths)
-    growth = cubic_law.log10_growth(None, None, jnp.asarray(measured), None, None)
+    growths, asked = cubic_law.LayerGrowth(*map(jnp.asarray, (before, cubic, after))), []
+
+    def replay_layers(function, *network):
+        asked.append((function.func, function.keywords, network))
+        return growths
+
+    monkeypatch.setattr(cubic_law, "replay", replay_layers)
+    growth = cubic_law.log10_growth("params", "trace", jnp.asarray(measured), "config", "keep")
+    network = "params", "trace", "config"
+    assert asked == [(cubic_law.layer_growth, {"keep": "keep"}, network)]
     expected = []
     for first in range(5):
         diameter, largest = measured[first] * math.log(10), -math.inf
@@ -315,3 +324,40 @@ def test_growth_from_a_layer_on_is_that_of_a_loop(monkeypatch):
             diameter = 3 * diameter + step
         expected.append(largest / math.log(10))
     np.testing.assert_allclose(growth, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("growth", [[0.5, -0.5, 0.0], [0.5, 0.25, 0.0], [-1.0, -1.0, -1.0]])
+def test_the_law_begins_at_the_first_layer_whose_measured_diameter_certifies_it(
+    growth, monkeypatch
+):
+    """Diameters are of residuals times e^s; a growth of 1 is not certified, nor is one without a
+    residual. Up to its layer the profile is the measured one."""
+    asked = []
+
+    def log10_growth(*arguments):
+        asked.append(arguments)
+        return jnp.array(growth)
+
+    def cubic_pass(params, prepared, config, measured):
+        asked.append((params, prepared, config, measured))
+        return -100.0 - jnp.arange(4)
+
+    monkeypatch.setattr(cubic_law, "log10_growth", log10_growth)
+    monkeypatch.setattr(cubic_law, "_cubic_pass", cubic_pass)
+    states = SimpleNamespace(log_scale=jnp.array([0.0, -2.0, -9.0]))
+    measured = np.array([0.5, -1.0, -4.0, -13.0])
+    log = SimpleNamespace(
+        input_diameters=jnp.array([0.25, 0.5, 0.75]), inputs=states, profile=jnp.asarray(measured)
+    )
+    prepared, config = SimpleNamespace(existing_tokens="tokens"), SimpleNamespace(depth=3)
+    compute = cubic_law._closed_pass.__wrapped__
+    profile, start, listed = compute("params", prepared, config, log, "trace")
+    (*first, diameters, network, keep), (*passed, (layer, inputs)) = asked
+    assert first == ["params", "trace"] and (network, keep) == (config, "tokens")
+    decimal = [0.0, -2.0 / math.log(10), -9.0 / math.log(10)]
+    assert_close(diameters, np.add([0.25, 0.5, 0.75], decimal), rtol=1e-6)
+    assert passed == ["params", prepared, config] and inputs is states
+    first = {0.5: 1, 0.25: 3, -1.0: 0}[growth[1] if growth[1] > 0 else growth[0]]
+    assert start == layer == first and listed.tolist() == growth
+    law = np.where(np.arange(4) <= first, measured, -100.0 - np.arange(4))
+    assert_close(profile, law if first < 3 else np.full(4, np.nan))

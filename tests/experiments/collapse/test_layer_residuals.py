@@ -22,6 +22,11 @@ def test_rates_are_only_given_where_they_mean_something():
     profile = xr.DataArray([2.0, 0.5, -2.0, -6.0, -18.0, -54.0, -np.inf], dims="layer")
     expected = [np.nan, np.nan, np.nan, 4 / 2.5, 3.0, 3.0, np.nan]
     assert_close(layer_residuals.local_rates(profile), expected)
+    both = xr.concat([profile, 2 * profile], "seed").transpose("layer", "seed")
+    rates = layer_residuals.local_rates(both)
+    assert rates.dims == ("layer", "seed")
+    assert_close(rates[:, 0], expected)
+    assert_close(rates[:, 1], [np.nan, np.nan, np.nan, 4 / 2.5, 3.0, 3.0, np.nan])
 
 
 def test_the_published_bound_of_a_layer_has_one_gamma_and_one_beta_for_all_heads():

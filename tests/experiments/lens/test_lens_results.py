@@ -29,9 +29,9 @@ def make_network(label, depth, **fields):
 
 def test_what_cannot_fail_is_not_tested_and_nothing_is_claimed_of_initial_weights():
     opened = [
-        make_network("deep", 8),
-        make_network("shallow", 4),
         make_network("drawn at init", 8, is_initialised=True),
+        make_network("deep", 8),
+        make_network("shallow", 5),  # three attentions after the state
     ]
     axes = {
         "start": [lens_results.EARLY],
@@ -79,6 +79,36 @@ def test_a_mean_over_texts_leaves_out_those_without_a_number(missing):
     for line in lines:
         assert line.measured == present.mean()
         assert line.note.startswith("95 % ") == (len(present) > 1)
+
+
+def test_lengths_and_sizes_are_sums_over_lengths_where_there_is_a_number():
+    """Of the deeper network all lengths count; a direction that is missing has neither."""
+    opened, draw = [make_network("deep", 6), make_network("shallow", 4)], np.random.default_rng(0)
+    parts = {
+        label: {
+            f"{name}_{kind}/{direction}/{position}": draw.uniform(size=(2, count))
+            for name in ("share", "size")
+            for kind in influence.KINDS
+            for direction in ("random", "next")
+            for position in influence.POSITIONS
+        }
+        for label, count in (("deep", 5), ("shallow", 3))
+    }
+    missing = {name for name in parts["shallow"] if "/next/" in name}
+    for name in missing:
+        parts["shallow"][name] = np.full((2, 3), np.nan)
+    joined = lens_results.join_networks(parts, opened, lens_results.EARLY)
+    for label, arrays in parts.items():
+        for kind in influence.KINDS:
+            for direction in ("random", "next"):
+                point = {"network": label, "direction": direction, "position": "later"}
+                share, size = (
+                    arrays[f"{name}_{kind}/{direction}/later"] for name in ("share", "size")
+                )
+                lengths = share @ np.arange(share.shape[1])
+                assert_close(joined[f"mean_length_{kind}"].sel(point), lengths)
+                assert_close(joined[f"cancelled_{kind}"].sel(point), size.sum(axis=1))
+    assert joined.from_layer.sel(network="deep").values.tolist() == [2.0, 2.0]  # 0.13 of 6
 
 
 def draw_results(labels, starts=(lens_results.EARLY,)):
@@ -129,6 +159,38 @@ def test_without_ranks_there_are_no_rows_lines_and_figure_of_them():
     assert len(table) == 12 + 36 and not any("rank" in row or "distance" in row for row in table)
     assert not any("rank" in c.quantity for c in lens_results.compare_results(results, opened))
     assert lens_figures.ranks_figure(results, opened) is None
+
+
+def test_effective_ranks_are_means_over_the_texts_that_reach_the_distance():
+    results, opened = draw_results(("a",)), [make_network("a", 8)]
+    results = results.isel(seed=[0, 0, 1]).assign_coords(seed=range(3))
+    ranks = np.array([[1.0, np.nan], [2.0, np.nan], [6.0, 5.0]])
+    results["rank"] = (("start", "network", "seed", "distance"), ranks[None, None])
+    results = results.assign_coords(distance=[0, 16])
+    lines = [c for c in lens_results.compare_results(results, opened) if "rank" in c.quantity]
+    assert [line.measured for line in lines] == [3.0, 5.0]
+    assert [line.published for line in lines] == [opened[0].source.config.d_model] * 2
+    (ax,) = lens_figures.ranks_figure(results, opened).axes
+    width = opened[0].source.config.d_model
+    assert_close(ax.lines[0].get_xydata(), [[0, 3 / width], [16, 5 / width]])
+
+
+def test_curves_of_parts_leave_out_texts_without_a_number_and_lengths_beyond_the_depth():
+    """At the first start, along a random direction to later tokens; exact beside frozen."""
+    opened, draw = [make_network("a", 8)], np.random.default_rng(1)
+    results = draw_results(("a",), (lens_results.EARLY, 0.5))
+    for number, name in enumerate(("share", "size")):
+        for kind in influence.KINDS:
+            values = draw.uniform(size=results[f"{name}_{kind}"].shape)
+            values[..., 1, :], values[..., 2] = np.nan, np.nan  # the second text; the last length
+            results[f"{name}_{kind}"] = (results[f"{name}_{kind}"].dims, values)
+        drawing = (lens_figures.shares_figure, lens_figures.sizes_figure)[number]
+        (ax,) = (ax for ax in drawing(results, opened).axes if ax.lines)
+        lines = {line.get_label(): line.get_xydata() for line in ax.lines}
+        chosen = results.isel(start=0, seed=0).sel(network="a", **lens_results.PLACE)
+        for kind in influence.KINDS:
+            expected = chosen[f"{name}_{kind}"].values[:2]
+            assert_close(lines[kind], [[0, expected[0]], [1, expected[1]]])
 
 
 def test_more_networks_than_colours_have_dashed_lines():

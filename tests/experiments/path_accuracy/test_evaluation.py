@@ -76,6 +76,12 @@ def test_sums_of_lengths_have_one_offset_and_one_classifier(data):
     sizes = [np.linalg.norm(states[:, k]) for k in range(L + 2)]
     wanted = sum(sizes) / np.linalg.norm(states.sum(axis=1))
     assert_close(results["cancellation"], wanted, rtol=1e-9)
+    logits = ((c.sum(axis=1) + offset) @ w + b)[np.asarray(examples.mask)]
+    centred = logits - logits.mean(axis=0)
+    for k in lengths:
+        part = (c[:, k] @ w)[np.asarray(examples.mask)]
+        share = np.sum(centred * (part - part.mean(axis=0))) / np.sum(centred**2)
+        assert_close(results["covariance"][k], share, rtol=1e-9)
     network_metrics = whole_metrics(model, examples, CONFIG, metrics)
     truncated = np.asarray(results["truncated"]["logits"])
     assert_close(truncated[-1], network_metrics["logits"], rtol=1e-9)
@@ -141,6 +147,31 @@ def test_every_number_of_packed_texts_is_of_the_texts(monkeypatch, is_packed):
     assert {*results} == {*evaluation.BASELINES} | {
         *("whole", "whole_train", "sets", "exact", "tokens")
     }
+
+
+@pytest.mark.parametrize(("batch_size", "in_training"), [(None, 500), (7, 7)])
+def test_training_data_are_read_in_batches_whatever_the_flag_says(
+    monkeypatch, batch_size, in_training
+):
+    """The data that are evaluated may be read at once, all of the training data not."""
+    asked = {}
+
+    def measure_whole(model, examples, config, metrics, size):
+        assert (model, config, metrics) == ("model", "config", "metrics")
+        return asked.setdefault(examples, size)
+
+    monkeypatch.setattr(evaluation, "whole_metrics", measure_whole)
+    for name in ("majority_baseline", "random_baseline"):
+        monkeypatch.setattr(evaluation, name, lambda *_: 0.5)
+    monkeypatch.setattr(evaluation, "evaluate_samples", lambda *_: {})
+    monkeypatch.setattr(evaluation, "length_sums", lambda *a: asked.update(sums=a[1:]) or {})
+    monkeypatch.setattr(evaluation, "token_mask", lambda examples: np.ones(3))
+    recipe = SimpleNamespace(config="config", num_outputs=2)
+    task = SimpleNamespace(recipe=recipe, metrics="metrics", batch_size=batch_size)
+    data = {"train": "packed", "texts": "texts", "eval": "held out"}
+    evaluation.evaluate_paths(task, "model", data, jax.random.key(0))
+    sums = ("held out", "config", "metrics", batch_size)
+    assert asked == {"held out": batch_size, "texts": in_training, "sums": sums}
 
 
 def test_sampled_paths_are_no_longer_than_the_network_is_deep():

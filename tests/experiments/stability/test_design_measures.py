@@ -38,6 +38,9 @@ def test_the_change_of_an_update_is_the_librarys():
     moved = jax.jit(design_measures.move_weights)(params, direction, 1e-2)
     expected = updates.output_change(params, moved, x, config)[-1]
     np.testing.assert_allclose(change, expected, rtol=1e-4)
+    still = jax.tree.map(lambda a: jnp.zeros_like(a), direction)
+    unmoved = design_measures.move_weights(params, still, 1e-2)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), unmoved, params))
 
 
 def test_an_sgd_step_and_its_bound_are_those_of_a_step_taken():
@@ -146,14 +149,14 @@ def test_padding_is_cut_by_layer_and_not_by_seed():
     }
 
 
-@pytest.mark.parametrize("eps", [1e-5, 0.5])
-def test_the_output_is_normalised_as_the_network_normalises(eps):
-    config, x = SimpleNamespace(norm="layer", norm_eps=eps), np.float32([[1.0, 3.0], [0.5, 0.0]])
+@pytest.mark.parametrize(("norm", "eps"), [("layer", 1e-5), ("layer", 0.5), ("rms", 0.5)])
+def test_the_output_is_normalised_as_the_network_normalises(norm, eps):
+    config, x = SimpleNamespace(norm=norm, norm_eps=eps), np.float32([[1.0, 3.0], [0.5, 0.0]])
     output = design_measures.normalised_output(
         SimpleNamespace(hidden=[None, jnp.asarray(x)]), config
     )
-    centred = x - x.mean(axis=1, keepdims=True)
-    expected = centred / np.sqrt(x.var(axis=1, keepdims=True) + eps)
+    centred = x - x.mean(axis=1, keepdims=True) * (norm == "layer")
+    expected = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + eps)
     np.testing.assert_allclose(output, expected, rtol=1e-6)
 
 
