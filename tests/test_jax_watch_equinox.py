@@ -219,3 +219,33 @@ def test_functions_among_blocks_are_measured_by_the_tokens_they_read():
     single = Sequence([lambda x, y, z: x[0], lambda x, y, z: x])
     one, few = jax_watch.equinox_monitored(single, X[0], blocks=lambda m: m.layers)
     assert one.shape == (D,) and few["residual_ratio"].shape == (1,)
+
+
+def test_equinox_models_get_their_inputs_and_options():
+    """Also where no call is passed."""
+    eqx = pytest.importorskip("equinox")
+
+    class Network(eqx.Module):
+        layers: list
+
+        def __call__(self, x, shift=0.0, *, scale=1.0, mask=None):
+            x = x if mask is None else jnp.where(mask, x, 0.0)
+            return self.layers[0](scale * x) + shift
+
+    mask = np.arange(X.shape[-2])[None, :, None] != 1
+    for inputs, options, expected in (
+        ((X,), {"scale": 3.0}, 3 * X),
+        ((X, 2.0), {"scale": 3.0, "mask": mask}, 3 * X * mask + 2),
+        ((X,), {"shift": 2.0, "mask": mask}, X * mask + 2),
+        ((), {"x": X}, X),
+    ):
+        out, scalars = jax_watch.equinox_monitored(
+            Network([lambda x: x]),
+            *inputs,
+            blocks=lambda m: m.layers,
+            measure=lambda x, weights: {"second": x[0, 1, 0]},
+            **options,
+        )
+        np.testing.assert_array_equal(out, expected)
+        read = options.get("scale", 1.0) * X[0, 1, 0] * ("mask" not in options)
+        np.testing.assert_array_equal(scalars["second"], [read])

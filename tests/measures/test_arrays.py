@@ -86,8 +86,6 @@ def test_tensors_of_torch_on_the_host_have_their_values():
         array = arrays.on_host(tensor)
         narrow = name.startswith(("bfloat", "float8"))
         assert array.dtype == ("float32" if narrow else name) and array.tolist() == [0, 1, 1]
-        if name.startswith("float"):
-            continue
         mask = arrays.as_bools(tensor)
         assert mask.dtype == torch.bool and mask.tolist() == [False, True, True]
     kept = torch.ones(2, requires_grad=True)
@@ -98,6 +96,14 @@ def test_tensors_of_torch_on_the_host_have_their_values():
     is_refused(message, arrays.as_bools, torch.tensor([0.5, 1.0]), "m")
     fitted = arrays.match_framework(torch.ones(2), np.array([True, False]))[1]
     assert isinstance(fitted, torch.Tensor) and fitted.tolist() == [True, False]
+
+
+def test_additive_masks_of_torch_are_refused_in_every_float_format():
+    torch = pytest.importorskip("torch")
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2):
+        for additive in ([0.0, -np.inf], [0.0, 0.0], [0.5, 1.0]):
+            with pytest.raises(ValueError, match="pass an additive mask as bias="):
+                arrays.as_bools(torch.tensor(additive).to(dtype))
 
 
 def test_a_mask_moves_to_the_device_of_the_tokens():

@@ -1,5 +1,7 @@
 """Exact derivatives of operators, against forward mode."""
 
+import warnings
+
 import pytest
 
 pytest.importorskip("torch")
@@ -48,7 +50,12 @@ def test_the_exact_rule_is_the_derivative(name):
     for (index, array), value in zip(split_results(result), exact, strict=True):
         if is_floating(array):
             expected = derive(call, values, tangents, index)
-            torch.testing.assert_close(push(value, values, tangents), expected)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", DeprecationWarning)
+                derivative = push(value, values, tangents)
+                with pytest.raises(DeprecationWarning):  # the caller's filters stay
+                    warnings.warn("a warning of the caller", DeprecationWarning, stacklevel=1)
+            torch.testing.assert_close(derivative, expected)
 
 
 @pytest.mark.parametrize("name", ["mul", "mm", "bmm", "dot", "addmm", "baddbmm", "convolution"])

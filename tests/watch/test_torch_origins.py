@@ -242,6 +242,36 @@ def map_tokens(origins, x=None):
     return call(origins, torch.nn.functional.linear, X[:2, :3, :4] if x is None else x, weight)
 
 
+def test_arguments_by_name_have_the_tags_of_those_by_position():
+    origins = Origins([])
+    x, y = map_tokens(origins), map_tokens(origins)
+    keys = call(origins, torch.Tensor.mT.__get__, y)
+    scores = call(origins, torch.matmul, x, keys)
+    functional, weight = torch.nn.functional, nn.Parameter(torch.randn(4, 4))
+    for function, named in (
+        (torch.matmul, {"input": x, "other": keys}),
+        (torch.bmm, {"input": x, "mat2": keys}),
+        (torch.softmax, {"input": scores, "dim": -1}),
+        (functional.softmax, {"input": scores, "dim": -1}),
+        (torch.exp, {"input": scores}),
+        (torch.sigmoid, {"input": x}),
+        (torch.add, {"input": x, "other": y}),
+        (torch.mul, {"input": x, "other": y}),
+        (torch.cat, {"tensors": [x, y], "dim": 1}),
+        (torch.narrow, {"input": x, "dim": 1, "start": 0, "length": 2}),
+        (functional.linear, {"input": x, "weight": weight}),
+    ):
+        expected = origins.tag(call(origins, function, *named.values()))
+        first, *others = named.items()
+        for args, kwargs in (((), named), (first[1:], dict(others))):
+            tag = origins.tag(call(origins, function, *args, **kwargs))
+            for name in ("stream", "is_softmax", "is_exponential", "is_gate", "is_constant"):
+                assert getattr(tag, name) == getattr(expected, name), (function, name)
+            assert len(tag.terms) == len(expected.terms), function
+            assert {m.parameters for m in tag.maps} == {m.parameters for m in expected.maps}
+            assert tag.followers.keys() == expected.followers.keys(), function
+
+
 def test_weights_that_content_chooses_are_weights():
     """The choice of an expert depends on tokens; what is chosen is still of its parameter."""
     origins, experts = Origins([]), nn.Parameter(torch.randn(5, 4, 4))
