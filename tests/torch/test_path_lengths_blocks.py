@@ -123,15 +123,15 @@ class Small(torch.nn.Module):
 
 
 @torch.no_grad()
-def test_paths_pass_the_graph_that_torch_cond_chooses_outside_of_branches():
-    """It has no weights, so that it can hide no branch."""
+def test_paths_pass_the_graphs_that_torch_cond_chooses_outside_of_branches():
+    """They have no weights, so that they can hide no branch."""
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    model = Small(
-        lambda self, x: torch.cond((x * x).sum() < 0, lambda y: 2 * y, lambda y: 3 * y, (x,))
-    )
+    first = lambda x: torch.cond((x * x).sum() < 0, lambda y: 2 * y, lambda y: 3 * y, (x,))  # noqa: E731
+    second = lambda x: torch.cond((x * x).sum() > 0, lambda y: 5 * y, lambda y: 7 * y, (x,))  # noqa: E731
+    model = Small(lambda self, x: second(first(x)))
     by_length = path_lengths(model, x, branches="branch").by_length
-    torch.testing.assert_close(by_length[0], 3 * x)
-    torch.testing.assert_close(by_length[1], 3 * x @ model.branch.weight.T)
+    torch.testing.assert_close(by_length[0], 15 * x)
+    torch.testing.assert_close(by_length[1], 15 * x @ model.branch.weight.T)
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
 """Files of trained models: written, read, and refused where they do not fit."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +23,11 @@ def make_recipe(**fields):
 def make_models(recipe, seeds=3):
     init = jax.jit(jax.vmap(lambda key: init_model(key, recipe)))
     return init(jax.random.split(jax.random.key(0), seeds))
+
+
+def draw_seeds(shape):
+    """Weights of two seeds, all different."""
+    return np.cos(np.arange(2 * shape.size, dtype=shape.dtype)).reshape(2, *shape.shape)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +54,18 @@ def test_what_is_read_is_what_was_written(fields, tmp_path):
     np.testing.assert_allclose(run(second, x, config), run(expected, x, recipe.config), rtol=1e-6)
 
 
+def test_any_number_of_outputs_is_read(tmp_path):
+    path = tmp_path / "models.safetensors"
+    for num_outputs in (1, 2, 4):
+        recipe = dataclasses.replace(make_recipe(), num_outputs=num_outputs)
+        shapes = jax.eval_shape(lambda r=recipe: init_model(jax.random.key(0), r))
+        models = jax.tree.map(draw_seeds, shapes)
+        path.write_bytes(dump_models(recipe.config, models))
+        config, read = load_models(path)
+        assert config == recipe.config and read.classifier.b.shape == (2, num_outputs)
+        jax.tree.map(np.testing.assert_array_equal, read, models)
+
+
 def test_an_encoder_decoder_is_read_with_what_its_halves_share(tmp_path):
     """The vocabularies differ: that of the decoder is the number of outputs."""
     path = tmp_path / "models.safetensors"
@@ -57,9 +76,7 @@ def test_an_encoder_decoder_is_read_with_what_its_halves_share(tmp_path):
         decoder = decoder.replace(embedding=table.replace(vocab_size=vocab_size))
         config = rc.network.EncoderDecoderConfig(encoder, decoder, **flags)
         shapes = jax.eval_shape(lambda c=config: encoder_decoder.init(jax.random.key(0), c))
-        models = jax.tree.map(
-            lambda a: np.cos(np.arange(2 * a.size, dtype=a.dtype)).reshape(2, *a.shape), shapes
-        )
+        models = jax.tree.map(draw_seeds, shapes)
         path.write_bytes(dump_models(config, models))
         read_config, read = load_models(path)
         assert read_config == config

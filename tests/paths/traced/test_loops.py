@@ -102,6 +102,8 @@ def test_only_transcendental_gates_weigh_tokens_inside_a_loop(x64, loop):
 
 
 PAIR = draw(63, 2, D, D)
+STACK = draw(64, 5, D, D)
+PLACES = np.arange(1.0, 6)[:, None, None]
 
 
 def name(a):
@@ -147,6 +149,20 @@ def chain(x):
     return jax.lax.scan(step, x, PAIR)[0]
 
 
+def add_layers(reverse):
+    """More steps than a scan has parts; each stacks its state, weighed by its place."""
+
+    def step(x, w):
+        x = x + name(x @ w)
+        return x, x
+
+    def fn(x):
+        last, states = jax.lax.scan(step, x, STACK, reverse=reverse)
+        return last + (PLACES * states).sum(0)
+
+    return fn
+
+
 def choose_of_three(index):
     cases = (lambda x: x, lambda x: x + name(x @ W), count)
     return lambda x: jax.lax.switch(index + 0 * x[0, 0].astype(jnp.int32), cases, x)
@@ -182,6 +198,14 @@ def add_layer(parts, w, more=()):
     return join(parts, take(join(parts, more), w))
 
 
+def add_layers_by_hand(x, reverse):
+    last, total = [x], []
+    for place, w in list(zip(PLACES.ravel(), STACK, strict=True))[:: -1 if reverse else 1]:
+        last = add_layer(last, w)
+        total = join(total, [place * part for part in last])
+    return join(last, total)
+
+
 def hand_over_by_hand(x):
     y = [x]
     for w in PAIR:
@@ -202,6 +226,8 @@ CASES = {
         lambda x: join([x], *(take([x, x @ W], w) for w in PAIR)),
     ),
     "a counter": (count, lambda x: add_layer(add_layer([x], PAIR[0]), PAIR[1])),
+    "five layers": (add_layers(False), lambda x: add_layers_by_hand(x, False)),
+    "five layers from the last": (add_layers(True), lambda x: add_layers_by_hand(x, True)),
     "a state that becomes a number": (
         forget,
         lambda x: add_layer(add_layer([x], PAIR[0], [x[0, 0]]), PAIR[1]),
