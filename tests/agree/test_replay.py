@@ -182,6 +182,7 @@ def test_layers_are_paired_with_what_noise_makes_of_each_branch(tmp_path, run_ag
                     branch = arrays[side][name][index][b, token]
                     assert_close(layer.branches[name][b, token], branch)
         assert pair.inputs is not pair[run_again] and pair.inputs is pair[1 - run_again]
+        assert pair.gains.keys() == {"attention_branch", "mlp_branch"}
         for name, gains in pair.gains.items():
             for b, token in zip(*np.nonzero(mask), strict=True):
                 squares = [

@@ -9,6 +9,7 @@ from experiments.lab import cli, list_points
 FLAGS = cli.make_flags("grid", num_seeds=2, shows="value", traced=("gain",))
 FLAGS.define("integer", "depth", 2, "Layers.")
 FLAGS.define("float", "gain", 1.0, "Of the skips.")
+FLAGS.define("integer", "heads", 2, "Of a layer.")
 
 
 def parse_points(*arguments):
@@ -33,6 +34,17 @@ def test_points_that_differ_in_traced_flags_alone_are_a_group():
     ]
     assert points[0].group == points[1].group == tuple(points[:2])
     assert points[3].prefix == "gain=1.0/depth=2/"  # in the order in which they were typed
+
+
+def test_axes_with_common_values_do_not_share_groups():
+    """One depth and one number of heads are one program; (2, 4) is another program than (4, 2)."""
+    points = parse_points("--depth=2,4", "--gain=2,4", "--heads=4,2")
+    groups = {}
+    for point in points:
+        groups.setdefault((point.depth, point.heads), []).append(point)
+    assert {p.number for p in points} == {0, 1, 2, 3}
+    for group in groups.values():
+        assert {p.group for p in group} == {tuple(group)} and len({p.number for p in group}) == 1
 
 
 def test_points_do_not_follow_the_flags_and_cannot_be_changed():

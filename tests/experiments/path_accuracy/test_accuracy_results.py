@@ -185,6 +185,8 @@ def test_rows_name_lengths_not_places_where_sampled_paths_begin_later(least):
         mean = (by_length["truncated"][0, k] + by_length["truncated"][2, k]) / 2
         quantity = f"path length {k}: accuracy without longer paths"
         assert shown[quantity] == pytest.approx(mean)
+    (single,) = accuracy_figures.short_paths_figure(results, task).axes
+    assert [*single.get_xticks()] == [*range(depth + 1)]  # also those that are not sampled
     sampled, _ = accuracy_figures.paths_figure(results, task).axes
     for container, values in zip(sampled.containers, sets.values(), strict=True):
         line = np.asarray(container.lines[0].get_ydata(), float)
