@@ -8,6 +8,7 @@ import pytest
 
 from experiments import check_bounds
 from experiments.bounds.random_draws import FREE, Case
+from tests.support.executors import replace_executor
 from tests.support.runs import result_of, rows, run
 
 CASES = (Case(8, 12, 3), Case(3, 4, 1, mask="causal"))
@@ -124,27 +125,17 @@ def test_draws_of_all_blocks_are_joined_and_cut_to_their_number(monkeypatch):
     (case, other), drawn = CASES, []
     values = np.arange(12.0).reshape(2, 3, 2)
 
-    class Blocks:
-        def __init__(self, options, folder, name, total):
-            assert (name, total) == ("3 draws each", 4)
+    def measure(function, cases, *, keys, **options):
+        assert keys.shape == (2, 3)
+        ((name, floats),) = cases.items()
+        drawn.append((name, floats, keys))
+        sign = 1 if name == case.name else -1
+        return {name: {"gamma": sign * values, "excess": values[..., 0]}}
 
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            pass
-
-        def measure(self, function, cases, *, keys, **options):
-            assert keys.shape == (2, 3)
-            ((name, floats),) = cases.items()
-            drawn.append((name, floats, keys))
-            sign = 1 if name == case.name else -1
-            return {name: {"gamma": sign * values, "excess": values[..., 0]}}
-
-    monkeypatch.setattr(check_bounds, "Executor", Blocks)
     monkeypatch.setattr(check_bounds, "BLOCK", 3)
     monkeypatch.setattr(check_bounds, "two_heads", lambda width: width)
     options = SimpleNamespace(num_draws=9, cases=["a", "b"], seed=7, sizes=[4, 2])
+    replace_executor(monkeypatch, check_bounds, options, None, "3 draws each", 4, measure=measure)
     results = check_bounds.measure(options, {1: case, 3: other}, None)
     assert results["built"] == [2, 4]
     draws = results["draws"][case]

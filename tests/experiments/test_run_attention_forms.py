@@ -10,6 +10,7 @@ from experiments.attention_forms import score_functions as measured
 from experiments.lab.experiment import read_run
 from experiments.verdicts import mean_with_interval
 from tests.support.closeness import assert_close
+from tests.support.executors import replace_executor
 from tests.support.figures_as_data import describe
 from tests.support.runs import finished, parsed, rows, verdicts
 
@@ -98,30 +99,19 @@ def unsorted_results(monkeypatch):
     """Results at widths in no order: each number names its form, measure, width and seed."""
     options = parsed(forms, *UNSORTED)
 
-    class FakeExecutor:
+    def measure(make, cells):
         """Measures nothing: an array of a width is that width and the seed."""
-
-        def __init__(self, *arguments):
-            assert arguments == (options, None, "random queries and keys", 9)  # 3 widths, 3 seeds
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            return None
-
-        def measure(self, make, cells):
-            (cell,) = cells
-            width = int(cell.removeprefix("random d_k="))
-            assert make == (width, 5, 0.99)
-            seeds = np.arange(3) / 8
-            return {
-                cell: {
-                    f"{form}/{measure}": width + seeds + 100 * i + 1000 * j
-                    for i, form in enumerate(measured.FORMS)
-                    for j, measure in enumerate(measured.MEASURES)
-                }
+        (cell,) = cells
+        width = int(cell.removeprefix("random d_k="))
+        assert make == (width, 5, 0.99)
+        seeds = np.arange(3) / 8
+        return {
+            cell: {
+                f"{form}/{measure}": width + seeds + 100 * i + 1000 * j
+                for i, form in enumerate(measured.FORMS)
+                for j, measure in enumerate(measured.MEASURES)
             }
+        }
 
     def train(options, tasks, folder, measure):
         assert measure is forms.measure_accuracy
@@ -138,7 +128,8 @@ def unsorted_results(monkeypatch):
             for i, name in enumerate(tasks)
         }
 
-    monkeypatch.setattr(forms, "Executor", FakeExecutor)
+    arguments = options, None, "random queries and keys", 9  # 3 widths, 3 seeds
+    replace_executor(monkeypatch, forms, *arguments, measure=measure)
     monkeypatch.setattr(forms, "make_measure", lambda *arguments: arguments)
     monkeypatch.setattr(forms, "train_networks", train)
     return forms.measure(options, forms.make_setups(options), None), options

@@ -15,6 +15,7 @@ from experiments.lab import initial_tokens
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
 from tests.support.closeness import assert_close
+from tests.support.executors import replace_executor
 from tests.support.runs import arrays, finished, opened_with, parsed, result_of, rows, run
 
 SIZE = ["--depth=3", "--num_heads=2", "--d_model=8", "--num_tokens=6", "--num_seeds=3"]
@@ -229,32 +230,22 @@ def test_a_ratio_that_is_no_number_is_no_rounding():
 def test_gaps_are_said_by_the_run_that_measures(summary, monkeypatch):
     lines, saved = [], []
     ratio = np.full((2, 3), 0.5)
+    progress = SimpleNamespace(say=lines.append)
 
-    class Cells:
-        mesh, progress = "mesh", SimpleNamespace(say=lines.append)
+    def chunks(make_cells, mapped, *, most):
+        assert make_cells(options) == {"seeds": (2.0, 0.5)} and most == 3
+        return ["a", "b"]
 
-        def __init__(self, *arguments):
-            assert arguments == (options, folder, "collapse")
+    def save(chunk, results):
+        saved.append((chunk, results))
 
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            pass
-
-        def chunks(self, make_cells, mapped, *, most):
-            assert make_cells(options) == {"seeds": (2.0, 0.5)} and most == 3
-            return ["a", "b"]
-
-        def save(self, chunk, results):
-            saved.append((chunk, results))
-
-        def read(self, make_cells):
-            return {"seeds": {f"{name}/san": -ratio for name in ("log10_residual", "ratio")}}
+    def read(make_cells):
+        return {"seeds": {f"{name}/san": -ratio for name in ("log10_residual", "ratio")}}
 
     flags = "--seed_chunk=9", "--weight_scale=2", "--skip_gain=0.5"
     options, folder = parsed(run_collapse, *TWO, *flags), SimpleNamespace(summary=summary)
-    monkeypatch.setattr(run_collapse, "Executor", Cells)
+    members = {"mesh": "mesh", "progress": progress, "chunks": chunks, "save": save, "read": read}
+    replace_executor(monkeypatch, run_collapse, options, folder, "collapse", **members)
     monkeypatch.setattr(run_collapse, "Mapped", lambda fn, *arguments, draw: arguments)
     monkeypatch.setattr(
         run_collapse, "measure_chunk", lambda mapped, chunk, *others: (mapped, chunk, others)
@@ -262,8 +253,8 @@ def test_gaps_are_said_by_the_run_that_measures(summary, monkeypatch):
     monkeypatch.setattr(run_collapse, "describe_gaps", lambda results: [f"{results.ratio.sum()}"])
     monkeypatch.setattr(run_collapse, "local_rates", lambda values: 2 * values)
     results = run_collapse.measure(options, SimpleNamespace(networks="networks"), folder)
-    others = "networks", "none", Cells.progress
-    assert saved == [(c, (("mesh", Cells.progress), c, others)) for c in ("a", "b")]
+    others = "networks", "none", progress
+    assert saved == [(c, (("mesh", progress), c, others)) for c in ("a", "b")]
     assert_close(results.local_rate.sel(variant="san"), -2 * ratio)
     assert len(lines) == (summary is None)
 

@@ -6,6 +6,7 @@ import xarray as xr
 
 from experiments import run_depth_check
 from rank_collapse.report.wording import describe_value
+from tests.support.executors import replace_executor
 from tests.support.runs import opened_with, parsed
 
 SETUP = run_depth_check.Setup(None, np.zeros(1, np.uint8), "a text")
@@ -176,25 +177,15 @@ def test_each_cell_is_trained_by_its_rule_rate_and_decay(monkeypatch):
     options = parsed(run_depth_check, *flags, "--base_width=16")
     setup, trained = run_depth_check.make_setup(options), []
 
-    class Cells:
-        def __init__(self, options, folder, name):
-            assert name == "L=3, d=8"
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            pass
-
-        def measure(self, function, make_cells):
-            ((name, floats),) = make_cells(options).items()
-            return {name: function("key", floats)}
+    def measure(function, make_cells):
+        ((name, floats),) = make_cells(options).items()
+        return {name: function("key", floats)}
 
     def train_network(*arguments, **fields):
         trained.append((arguments, fields))
         return {"loss": np.array([[3.0, 2.0]]), "stream": np.array([[0.5, 0.25]])}
 
-    monkeypatch.setattr(run_depth_check, "Executor", Cells)
+    replace_executor(monkeypatch, run_depth_check, options, None, "L=3, d=8", measure=measure)
     monkeypatch.setattr(run_depth_check, "train_network", train_network)
     results = run_depth_check.measure(options, setup, None)
     (((key, text, config, rule), fields),) = trained

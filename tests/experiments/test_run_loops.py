@@ -9,6 +9,7 @@ import xarray as xr
 import rank_collapse as rc
 from experiments import run_loops
 from tests.support.closeness import assert_close
+from tests.support.executors import replace_executor
 from tests.support.runs import parsed, result_of, run
 
 
@@ -55,26 +56,16 @@ def test_a_network_is_measured_at_the_gain_of_its_point(tied, monkeypatch):
     flags = f"--tied={tied}", "--depth=3", "--d_model=8", "--gain_power=0.25"
     options = parsed(run_loops, *flags)
 
-    class Seeds:
-        def __init__(self, *arguments):
-            assert arguments == (options, "folder", "depth 3")
+    def measure(measure_seed, make_cells):
+        assert make_cells(options) == {"": 3**-0.25}
+        arrays = {"rms": np.ones((2, 4)), "token_cosine": np.zeros((2, 4))}
+        if tied:
+            sizes = np.tile([[[1.0, 0, 3, 0]]], (2, 4, 1))
+            arrays |= {"path_size": sizes, "fixed_point": np.ones((2, 3))}
+            arrays |= {"transverse": 2 * np.ones((2, 3))}
+        return {"": arrays}
 
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            pass
-
-        def measure(self, measure_seed, make_cells):
-            assert make_cells(options) == {"": 3**-0.25}
-            arrays = {"rms": np.ones((2, 4)), "token_cosine": np.zeros((2, 4))}
-            if tied:
-                sizes = np.tile([[[1.0, 0, 3, 0]]], (2, 4, 1))
-                arrays |= {"path_size": sizes, "fixed_point": np.ones((2, 3))}
-                arrays |= {"transverse": 2 * np.ones((2, 3))}
-            return {"": arrays}
-
-    monkeypatch.setattr(run_loops, "Executor", Seeds)
+    replace_executor(monkeypatch, run_loops, options, "folder", "depth 3", measure=measure)
     results = run_loops.measure(options, "config", "folder")
     assert results.loop.values.tolist() == [0, 1, 2, 3] and ("path_length" in results) == tied
     if tied:

@@ -10,6 +10,7 @@ import rank_collapse as rc
 from experiments import run_path_chains
 from experiments.lab.experiment import read_run
 from tests.support.closeness import assert_close
+from tests.support.executors import replace_executor
 from tests.support.golden import read_arrays
 from tests.support.golden_runs import arrays_path
 from tests.support.runs import opened_with, parsed, result_of, rows, run, single_columns
@@ -63,26 +64,18 @@ def test_seeds_are_measured_as_they_are_drawn_and_kept_where_they_are_finite(mon
     errors = saved["estimate_error"]
     saved["estimate_error"] = np.concatenate([errors, 2 * errors, 5 * errors], axis=3)
 
-    class Seeds:
-        mesh, progress = SimpleNamespace(size=3), SimpleNamespace(say=lines.append)
+    executor_mesh = SimpleNamespace(size=3)
 
-        def __init__(self, *arguments):
-            assert arguments == (options, "folder", "path chains")
+    def measure(measure, cells, *, most, draw):
+        assert (cells, most) == ({"seeds": None}, 3)
+        assert measure("draws", None) == (setup, "draws")
+        assert draw("key", None) == (options, setup, "key")
+        return {"seeds": dict(saved)}
 
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            pass
-
-        def measure(self, measure, cells, *, most, draw):
-            assert (cells, most) == ({"seeds": None}, 3)
-            assert measure("draws", None) == (setup, "draws")
-            assert draw("key", None) == (options, setup, "key")
-            return {"seeds": dict(saved)}
-
-    monkeypatch.setattr(run_path_chains, "Executor", Seeds)
-    monkeypatch.setattr(run_path_chains.seeds, "is_on_cpu", lambda mesh: mesh is Seeds.mesh)
+    members = {"mesh": executor_mesh, "progress": SimpleNamespace(say=lines.append)}
+    arguments = options, "folder", "path chains"
+    replace_executor(monkeypatch, run_path_chains, *arguments, measure=measure, **members)
+    monkeypatch.setattr(run_path_chains.seeds, "is_on_cpu", lambda mesh: mesh is executor_mesh)
     for name in ("measure_seed", "draw"):
         monkeypatch.setattr(run_path_chains, name, lambda *arguments: arguments)
     results = run_path_chains.measure(options, setup, "folder")

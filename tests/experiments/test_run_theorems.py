@@ -21,6 +21,7 @@ from experiments.theorems.outcomes import (
 )
 from tests.support.closeness import assert_close
 from tests.support.counted import record_progress
+from tests.support.executors import replace_executor
 from tests.support.runs import rows, run
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -119,18 +120,8 @@ def test_the_quick_size_leaves_out_what_takes_long():
 def test_draws_of_all_settings_are_counted_and_named(monkeypatch):
     """Two programs: one has two settings, whose traced sizes differ."""
 
-    class Seeds:
-        def __init__(self, *arguments):
-            assert arguments == (options, "folder", "draws", 4 * 3)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            pass
-
-        def measure(self, measure_one, cells):
-            return {name: measure_one(np.arange(4), traced) for name, traced in cells.items()}
+    def measure(measure_one, cells):
+        return {name: measure_one(np.arange(4), traced) for name, traced in cells.items()}
 
     def list_draws(theorems):
         assert theorems == "theorems"
@@ -138,7 +129,7 @@ def test_draws_of_all_settings_are_counted_and_named(monkeypatch):
         yield "b", lambda seed: -seed, {"one": {}}
 
     options = SimpleNamespace(num_seeds=4)
-    monkeypatch.setattr(run_theorems, "Executor", Seeds)
+    replace_executor(monkeypatch, run_theorems, options, "folder", "draws", 4 * 3, measure=measure)
     monkeypatch.setattr(run_theorems.draws, "list_draws", list_draws)
     values = run_theorems.measure_draws(options, "theorems", "folder")
     assert {place: draws.tolist() for place, draws in values.items()} == {

@@ -14,6 +14,7 @@ from experiments.train.weight_matrices import get_weight_matrices, replace_weigh
 from rank_collapse.network.measured import updates
 from tests.oracles import draws
 from tests.support.closeness import assert_close
+from tests.support.executors import replace_executor
 
 
 def small_network():
@@ -207,31 +208,22 @@ def test_networks_of_a_program_are_measured_together_and_cut_to_their_depth(monk
     configs = {case: SimpleNamespace(gain=gain) for case, gain in cases.items()}
     groups, said = [[*cases][:2], [*cases][2:]], []
 
-    class Cells:
-        def __init__(self, options, folder, name, total):
-            assert (name, total) == ("stability", 2 * 3)
-            self.progress = SimpleNamespace(say=said.append)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            pass
-
-        def measure(self, function, make_cells):
-            assert function.func is design_measures.measure_seed
-            cells = make_cells(SimpleNamespace(update_size=0.25))
-            return {
-                name: {
-                    "apart": np.tile(np.arange(5.0), (2, 1)),
-                    "change/random": np.full(2, config.gain),
-                    "profiled": np.full(2, function.args[1]),
-                    "size": np.full(2, size),
-                }
-                for name, (config, size) in cells.items()
+    def measure(function, make_cells):
+        assert function.func is design_measures.measure_seed
+        cells = make_cells(SimpleNamespace(update_size=0.25))
+        return {
+            name: {
+                "apart": np.tile(np.arange(5.0), (2, 1)),
+                "change/random": np.full(2, config.gain),
+                "profiled": np.full(2, function.args[1]),
+                "size": np.full(2, size),
             }
+            for name, (config, size) in cells.items()
+        }
 
-    monkeypatch.setattr(design_measures, "Executor", Cells)
+    options, progress = SimpleNamespace(num_seeds=2), SimpleNamespace(say=said.append)
+    arguments = options, None, "stability", 2 * 3
+    replace_executor(monkeypatch, design_measures, *arguments, progress=progress, measure=measure)
     monkeypatch.setattr(
         design_measures,
         "group_by_program",
@@ -240,7 +232,7 @@ def test_networks_of_a_program_are_measured_together_and_cut_to_their_depth(monk
     monkeypatch.setattr(
         design_measures.jax.tree, "leaves", lambda tree: [np.array(c.gain) for c in tree]
     )
-    results = design_measures.measure_all(SimpleNamespace(num_seeds=2), configs, None)
+    results = design_measures.measure_all(options, configs, None)
     assert [*results] == [case for case in cases if case.design != "admin"]
     assert len(said) == 1 and said[0].startswith("--designs=admin at depth 4")
     for case, is_profiled in zip(results, (True, False), strict=True):
