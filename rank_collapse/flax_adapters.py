@@ -69,7 +69,7 @@ def attention_to_linen(params: AttentionParams, use_bias: bool = True) -> dict[s
     if params.v_score is not None or params.relative is not None:
         raise ValueError("additive or relative attention has no counterpart in Flax's module")
     if params.q_norm is not None or params.k_norm is not None:
-        raise ValueError("queries and keys with a RMSNorm have no counterpart in Flax's module")
+        raise ValueError("the RMSNorm of queries and keys has no counterpart in Flax's module")
     if params.w_q.shape[-1] != params.w_v.shape[-1]:
         raise ValueError(
             f"d_qk={params.w_q.shape[-1]} must equal d_v={params.w_v.shape[-1]} in the module"

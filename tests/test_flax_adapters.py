@@ -144,7 +144,7 @@ def test_what_flax_cannot_hold_is_refused():
         (lambda: to_linen(biased, use_bias=False), "b_o is not zero"),
         (lambda: to_linen(heads(score="additive")), "additive or relative attention has no"),
         (lambda: to_linen(heads(position="relative_key")), "additive or relative attention has no"),
-        (lambda: to_linen(heads(qk_norm="head")), "with a RMSNorm have no counterpart"),
+        (lambda: to_linen(heads(qk_norm="head")), "RMSNorm of queries and keys has no"),
         (lambda: from_linen({"Dense_0": {}}), "not those of multi-head attention"),
         (lambda: from_linen({**to_linen(heads()), "query": {}}), "not those of multi-head"),
         *[

@@ -5,7 +5,6 @@ The networks are those of tests/oracles/rounded_transformer.py.
 Seeds 0 to 1999 were used to choose the rule; those of the tests are others.
 """
 
-import itertools
 import json
 import re
 from dataclasses import replace
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 
 from rank_collapse.agree import comparison, verdict
-from rank_collapse.agree.differences import Rounding
 from tests.agree.test_verdict import make_row
 from tests.oracles.rounded_transformer import FAULTS, Fault, draw_model, run, states_alone
 
@@ -178,39 +176,6 @@ def test_a_fault_moves_to_the_sum_of_its_layer_where_its_branch_is_right(monkeyp
     assert move([mlp], findings=[mlp]) == move([mlp], remainder=False) == [mlp]
     assert move([]) == [] and move([unlike, factor]) == [unlike, factor]
     assert len(compared) == 4
-
-
-def test_coarser_products_err_in_each_branch_of_the_first_layer(monkeypatch):
-    """In all tokens alike, where nothing comes in; a whole layer counts where a branch is not
-    known."""
-    parts = ("attention", "mlp", "layer")
-    names = {2.0**-11: "float16 or TF32", 2.0**-8: "bfloat16"}
-
-    def find(parts=parts, **changed):
-        rows = []
-        for layer, part in itertools.product(range(2), parts):
-            options = changed.get(f"{part}_{layer}", {})
-            rows.append(make_row(layer=layer, part=part, **{"error_in": 1e-5} | options))
-        monkeypatch.setattr(comparison, "_tabulate", lambda *_: rows)
-        fine = Rounding(2.0**-24, 2.0**-23, "float32")
-        answer = comparison._find_products(None, None, None, fine, None)
-        if answer is None:
-            return None
-        assert answer[1] is rows and answer[0].stream == fine.stream and answer[0].both
-        assert answer[0].name == names[answer[0].products]
-        return answer[0].name
-
-    float16, bfloat16 = names.values()
-    small, few = {"excess": 0.1}, {"excess_few": 9.0}
-    assert find() == float16
-    assert find(mlp_0=small) is None and find(attention_0={"excess": 2.7}) is None
-    assert find(mlp_1=small) == find(layer_0=small) == float16
-    assert find(("attention", "layer"), layer_0=small) is None
-    assert find(mlp_0=small | {"error_in": 1e-3}) == float16  # what came in is its error
-    assert find(mlp_0={"error_in": 1e-3}, attention_0={"error_in": 1e-3}) == bfloat16
-    assert find(mlp_0={"error_in": 1e-2}, attention_0={"error_in": 1e-2}) is None
-    assert find(attention_0=few) is None and find(attention_0=few | {"excess": 1.5}) == float16
-    assert find(mlp_1={"excess": 2.7}) is None  # a fault
 
 
 def make_growing(depth, judged):
@@ -383,26 +348,3 @@ def test_a_window_and_positions_are_told_apart_or_both_are_named(compare):
         for kind, size, wanted in (("theta", 0.1, "positions"), ("window", 4, "window")):
             answer = compare(run(model), run(model, "bfloat16", None, Fault(kind, 1, size)))
             assert wanted in (answer.kind or wanted)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "name"), [("bfloat16", "bfloat16"), ("float16", "float16 or TF32")]
-)
-def test_products_of_a_coarser_dtype_are_named_and_hide_no_fault(compare, dtype, name):
-    """Results in float32 of products whose factors are rounded: errors begin in the first layer."""
-    model, rng = draw_model(31, post_norm=False)
-    first = run(model)
-
-    def in_float32(arrays):
-        return {n: a * (1 + 1e-7 * rng.normal(size=a.shape)) for n, a in arrays.items()}
-
-    def compare_with(fault):
-        second = in_float32(run(model, dtype, "float32", fault))
-        return compare(first, {n: a.astype("float32") for n, a in second.items()})
-
-    answer = compare_with(None)
-    assert answer.agree and answer.rounding.name == name
-    remark = f"the recordings hold float32, and their differences are those of {name} products"
-    assert [*answer.remarks] == [remark]
-    faulty = compare_with(Fault("attention scaled", 2, 0.5))
-    assert faulty.agree is False and faulty.first is not None and not faulty.remarks

@@ -13,6 +13,8 @@ D, H, B, N = 16, 2, 3, 9
 X = torch.randn(B, N, D, generator=torch.Generator().manual_seed(1))
 RIGHT = (torch.arange(N) < torch.tensor([9, 4, 6])[:, None]).long()
 LEFT = RIGHT.flip(1)
+EXISTS = RIGHT[:, None, None] > 0
+CLUSTERS = (5 * torch.eye(16)[:3])[None, [0] * 3 + [1] * 3 + [2] * 3] + 0.01 * X
 
 
 def make_maps(*sizes, count=3):
@@ -91,6 +93,32 @@ class Attention(nn.Module):
         p = self.weigh(q @ k.mT * (D // H) ** -0.5, mask)
         self.kept = x.detach(), p.detach()
         return self.o(join(p @ v))
+
+
+def make_similar():
+    """Makes an attention whose tokens attend to those that are alike."""
+    attention = Attention()
+    for part in (attention.q, attention.k):
+        nn.init.eye_(part.weight)
+        nn.init.zeros_(part.bias)
+    return attention
+
+
+def write_heads(scores):
+    written = torch.empty_like(scores)
+    written[:, 0], written[:, 1] = scores[:, 0], scores[:, 1]
+    return written
+
+
+def write_views(scores):
+    written = torch.zeros_like(scores)
+    written[..., :4].copy_(scores[..., :4])
+    written[..., 4:].copy_(scores[..., 4:])
+    return written
+
+
+def join_parts(scores):
+    return torch.cat([scores[..., :4], scores[..., 4:]], dim=-1)
 
 
 class Stack(nn.Module):

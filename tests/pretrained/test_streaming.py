@@ -1,14 +1,11 @@
 """Measurements layer by layer against the same measurements of the network in memory."""
 
-import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 import rank_collapse as rc
 from experiments.trained.chains import ChainPass
@@ -21,9 +18,7 @@ from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.passes import LayerMeasure, States
 from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import LengthPass, path_contributions
-from rank_collapse.paths.truncation import TruncatedPass
 from rank_collapse.pretrained import AblationSpec, Group, InMemory, streaming
-from rank_collapse.pretrained.checkpoint_files import open_weights
 from rank_collapse.pretrained.predictions import LensPass, next_tokens, targets_of
 from rank_collapse.theory.reports import BoundPass, bound_report
 from tests.oracles import draws
@@ -36,7 +31,6 @@ from tests.oracles.path_examples import (
 from tests.support.closeness import assert_close, near
 from tests.support.folders import GOLDEN
 from tests.support.marks import full_but
-from tests.support.refusals import is_refused, parametrize_refusals
 
 FAMILIES = full_but(
     ["llama-grouped", "albert-groups", "t5-gated", "gpt2-head", "bert-untied"], "llama-grouped"
@@ -44,6 +38,7 @@ FAMILIES = full_but(
 MEASURES = ("residual_ratio", "token_cosine")
 TOLERANCE = 2e-5
 SAN = AblationSpec("SAN")
+STATES = {"whole": Group((("states", States()),))}
 
 
 def batch(config, n=7):
@@ -285,137 +280,6 @@ def test_an_ablation_may_be_0_or_infinite_where_the_network_is_not():
     assert not streamed["alone"]["states"][0, 1].any() and streamed["whole"]["states"].all()
 
 
-# What a stream refuses: weights, files, texts and groups that mean nothing, each in one line.
-
-
-INPUTS = {"x": np.array([[3, 1, 4, 1]])}
-STATES = {"whole": Group((("states", States()),))}
-PROFILE = (("profile", ProfilePass(("residual_ratio",))),)
-
-
-def copy_checkpoint(tmp_path, name="llama-grouped"):
-    return Path(shutil.copytree(GOLDEN / name, tmp_path / name))
-
-
-def rewrite_tensor(folder, name, change):
-    """Rewrites one tensor of a folder's files."""
-    path = open_weights(folder).entries[name].path
-    tensors = load_file(path)
-    save_file(tensors | {name: change(tensors[name])}, path)
-
-
-def test_values_that_are_not_finite_are_named_when_their_layer_comes(tmp_path):
-    folder, done = copy_checkpoint(tmp_path), []
-
-    def spoil(a):
-        a[1, 2] = np.nan
-        return a
-
-    rewrite_tensor(folder, "model.layers.1.mlp.up_proj.weight", spoil)
-    source = pretrained.open_checkpoint(folder)
-    is_refused(
-        r"layers\.1\.mlp\.up_proj\.weight.*not finite",
-        pretrained.stream,
-        source,
-        INPUTS,
-        STATES,
-        done=lambda s: done.append(s.layers),
-    )
-    assert done == [1]
-
-
-@pytest.mark.parametrize(
-    ("names", "value", "message"),
-    [
-        ("layers.1.mlp.down_proj", 3e38, "hidden states of layer 1 are not finite: weights or inp"),
-        ("", 0.0, "hidden states of layer 0 are all 0: check the weights"),
-    ],
-)
-def test_weights_that_make_the_states_mean_nothing_are_said(names, value, message, tmp_path):
-    """Weights of 1e37 gave NaN in every measure and exit code 0, zeros failed at the end."""
-    folder = copy_checkpoint(tmp_path)
-    for name in [name for name in open_weights(folder).names if names in name]:
-        rewrite_tensor(folder, name, lambda a: np.full_like(a, value))
-    source = pretrained.open_checkpoint(folder)
-    is_refused(message, pretrained.stream, source, INPUTS, STATES)
-
-
-@parametrize_refusals(
-    [
-        (np.ones((1, 21), int), "21 tokens are more than the 20 positions"),
-        (np.full((1, 4), 40), "token id 40 is not below vocab_size=40"),
-    ]
-)
-def test_tokens_beyond_the_positions_or_the_vocabulary(arguments, message):
-    (x,) = arguments
-    is_refused(
-        message,
-        lambda: pretrained.stream(
-            pretrained.open_checkpoint(GOLDEN / "gpt2-head"), {"x": x}, {"all": Group(PROFILE)}
-        ),
-    )
-
-
-@pytest.mark.parametrize(("name", "length"), [("gpt2-head", 20), ("t5-gated", 200)])
-def test_as_many_tokens_as_positions_are_read(name, length):
-    """Any number by a network without positions; of the table only the rows that they use."""
-    ids = np.full((1, length), 5)
-    ids[0, 3] = 4
-    source = pretrained.open_checkpoint(GOLDEN / name)
-    config, outside, batch = source.prepare_batch({"x": ids})
-    assert batch["x"].shape == (1, length) and config.embedding.vocab_size == 2
-    whole = pretrained.load(GOLDEN / name)[1].embedding.tokens
-    np.testing.assert_array_equal(outside.embedding.tokens[batch["x"]], whole[ids])
-
-
-def test_vectors_are_read_as_they_are():
-    """Patches by a network without a table of tokens."""
-    source = pretrained.open_checkpoint(GOLDEN / "vit-wide")
-    width = source.config.embedding.d_input
-    x = np.random.default_rng(0).normal(size=(2, 3, width)).astype(np.float32)
-    config, outside, batch = source.prepare_batch({"x": x})
-    np.testing.assert_array_equal(batch["x"], x)
-    assert config == source.config and outside.embedding.tokens is None
-
-
-def test_vectors_in_the_place_of_tokens_read_one_row_of_the_table():
-    """No token is embedded; in the weights' dtype, whatever that of the file."""
-    source = pretrained.open_checkpoint(GOLDEN / "bert", dtype=jnp.bfloat16)
-    x = np.ones((2, 3, source.config.d_model), np.float32)
-    config, outside, batch = source.prepare_batch({"x": x})
-    np.testing.assert_array_equal(batch["x"], x)
-    assert outside.embedding.tokens.shape == (1, 24) and config.embedding.vocab_size == 1
-    assert outside.embedding.tokens.dtype == jnp.bfloat16
-
-
-def test_tokens_beyond_the_vocabulary_of_a_network_in_memory_are_refused():
-    config = rc.transformer(1, 1, 4, embedding=rc.EmbeddingConfig(vocab_size=7, d_embed=4))
-    source = InMemory(draws.parameters(config), config)
-    is_refused("token id 7 is not below vocab_size=7", source.prepare_batch, {"x": [[3, 7]]})
-
-
-def test_states_of_padding_may_be_infinite():
-    """Rows are those of the examples of one part, in another order than that of the mask."""
-    hidden = np.ones((2, 3, 4), np.float32)
-    hidden[0, 0, 1] = hidden[1, 2, 3] = np.inf
-    mask = np.array([[True, True, False], [True] * 3, [False, True, True]])
-    streaming._check_states(1, hidden, mask, [2, 0])
-    for rows in ([2, 1], [0, 2], [1, 0]):
-        is_refused("of layer 1 are not finite", streaming._check_states, 1, hidden, mask, rows)
-    is_refused("of layer 3 are not finite", streaming._check_states, 3, hidden, None, [2, 0])
-
-
-def test_a_layer_alone_is_that_of_its_row():
-    """Nothing is read ahead."""
-    source = pretrained.open_checkpoint(GOLDEN / "albert-groups")
-    config, params = pretrained.load(GOLDEN / "albert-groups")
-    assert len(set(config.layer_map)) > 1
-    for index, row in enumerate(config.layer_map):
-        stored = streaming.stored_values(source.stored_layer(index))
-        expected = jax.tree.map(lambda a, row=row: a[row], params.layers)
-        jax.tree.map(np.testing.assert_array_equal, stored, expected)
-
-
 def test_groups_are_cut_into_chunks_of_one_size():
     """A last example beyond the end is the end; the last chunk repeats its last example."""
     source = SimpleNamespace(config=rc.transformer(2, 2, 8))
@@ -440,35 +304,3 @@ def test_ablations_share_a_program_only_where_skips_alone_differ():
         assert streaming._shared_program(group, config) == (SAN, None), changes
     more = Group((("states", States()), ("sums", LengthPass())), SAN)  # not of states alone
     assert streaming._shared_program(more, rc.TransformerConfig(**whole)) == (SAN, None)
-
-
-def test_a_pass_that_does_not_cover_the_network_is_refused_and_layers_are_freed(monkeypatch):
-    config = rc.transformer(1, 1, 4, cross_attention=True)
-    source, freed = InMemory(draws.parameters(config), config), []
-    monkeypatch.setattr(source.layers, "drop", lambda: freed.append(True), raising=False)
-    inputs = {"x": np.ones((1, 3, 4), np.float32), "memory": np.ones((1, 2, 4), np.float32)}
-    groups = {"short": Group((("short", TruncatedPass(0)),))}
-    message = "truncated does not cover cross_attention=True"
-    is_refused(message, pretrained.stream, source, inputs, groups)
-    assert freed == [True]
-
-
-def test_inputs_and_groups_that_do_not_fit():
-    source = pretrained.open_checkpoint(GOLDEN / "gpt2-head")
-
-    def check_refused(words, rows=3, *, chunk=8, **group):
-        inputs = {"x": np.full((3, 4), 5), "mask": np.ones((rows, 4), bool)}
-        groups = {"all": Group(PROFILE), "some": Group(PROFILE, **group)}
-        is_refused(words, pretrained.stream, source, inputs, groups, chunk=chunk)
-
-    check_refused("different lengths.*'x': 3, 'mask': 4", rows=4)
-    check_refused("different lengths.*'x': 3, 'mask': 2", rows=2)
-    check_refused("chunk=0 is not a whole number from 1 on", chunk=0)
-    for spec, words in (
-        (("SAN", "unheard"), "reading 'unheard' is not one of"),
-        (("RNN", "published"), "ablation 'RNN' is not one of"),
-    ):
-        check_refused(words, ablation=AblationSpec(*spec))
-    check_refused("group 'some' has none of 3 examples: first=3, last=None", first=3)
-    check_refused("group 'some' has none of 3 examples: first=-1, last=2", first=-1, last=2)
-    check_refused("group 'some' has none of 3 examples: first=2, last=2", first=2, last=2)

@@ -28,7 +28,6 @@ TESTED_IN = {
         "paths/traced/layers paths/traced/linear_rules paths/traced/programs "
         "paths/traced/replaying paths/traced/rules paths/traced/values"
     ),
-    "pretrained/test_streaming.py": "pretrained/opened",
     "report/test_figures.py": "report/style",  # a table of colours and sizes
     "theory/test_transverse.py": "theory/tangent",
     # The export of a model and the rules of its operators, alone and in whole models.

@@ -1,4 +1,4 @@
-"""Functions and modules of a measured pass: products, jagged tensors, the loss, FSDP2."""
+"""Functions and modules of a measured pass: jagged tensors, the loss, FSDP2."""
 
 import functools
 import re
@@ -137,102 +137,6 @@ def test_a_layer_that_runs_again_on_jagged_tensors_is_a_layer():
     ratio = np.mean([compute_ratio(a[None]) for a in (X[0], X[1, :3])])
     assert row["residual_ratio"][0] == pytest.approx(ratio, rel=1e-4)
     assert np.isfinite(row["residual_ratio"]).tolist() == [True] * 2, watched
-
-
-BIAS = torch.where(torch.ones(9, 9).tril() > 0, 0.0, -torch.inf)
-DOTS = {
-    "by name": lambda dot, q, k, v: dot(value=v, key=k, query=q, attn_mask=BIAS, scale=0.5),
-    "keys by name": lambda dot, q, k, v: dot(q, value=v, key=k, scale=0.5, is_causal=True),
-    "in order": lambda dot, q, k, v: dot(q, k, v, None, 0.0, True, scale=0.5),
-    "in groups": lambda dot, q, k, v: dot(q, k, v, is_causal=True, scale=0.5, enable_gqa=True),
-}
-
-
-@pytest.mark.parametrize("name", DOTS)
-def test_arguments_of_the_product_of_torch_have_names_or_an_order(name):
-    kept = []
-
-    def attend(q, k, v, mask):
-        is_grouped = name == "in groups"  # four heads of queries, two of keys
-        if is_grouped:
-            q, k, v = (a.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2) for a in (q, k, v))
-            k, v = k[:, :2], v[:, :2]
-        keys = k.repeat_interleave(2, 1) if is_grouped else k
-        kept.append((0.5 * q @ keys.mT + BIAS).softmax(-1).detach())
-        y = DOTS[name](F.scaled_dot_product_attention, q, k, v)
-        return y.unflatten(1, (2, 2)).transpose(2, 3).flatten(-2) if is_grouped else y
-
-    model = Stack(add_in_turn, Attention(attend=attend))
-    row, watched = watch_step(model, X)
-    (layer,) = model.attentions
-    assert row["residual_ratio"] == pytest.approx([compute_ratio(layer.kept[0])], 1e-4), watched
-    assert row["attention_entropy"] == pytest.approx([compute_entropy(kept[0])], 1e-4)
-    for part, linear in (("query", layer.q), ("key", layer.k), ("value", layer.v)):
-        norm = torch.cat([linear.weight.grad, linear.bias.grad[:, None]], dim=1).norm().item()
-        assert row[f"{part}_gradient"] == pytest.approx([norm], rel=1e-4, abs=1e-8)
-
-
-def multiply_twice(q, k, v, mask):
-    return ((q @ k.mT).softmax(-1) @ (k @ q.mT).softmax(-1)) @ v
-
-
-LEFT_OUT = {
-    "two weights": (multiply_twice, "several products of queries and keys are multiplied", False),
-    "two products": (
-        lambda q, k, v, mask: (q @ k.mT) @ (q @ k.mT).mT @ v / 9,
-        "several products of queries and keys are multiplied",
-        False,
-    ),
-    "exponentials": (
-        lambda q, k, v, mask: (q @ k.mT / 3).exp() @ v,
-        "its weights are not a distribution over keys",
-        True,
-    ),
-    "sorted": (
-        lambda q, k, v, mask: (q @ k.mT / 3).exp().sort(-1).values @ v,
-        "its weights are not a distribution over keys",
-        False,
-    ),
-    "another key": (
-        lambda q, k, v, mask: F.pad(q @ k.mT / 3, (0, 1)).softmax(-1) @ F.pad(v, (0, 0, 0, 1)),
-        "weights of 9 × 10 for 9 queries and 9 keys",
-        True,
-    ),
-    "one head of queries": (
-        lambda q, k, v, mask: F.scaled_dot_product_attention(q[:, :1], k, v),
-        "6 matrices of weights for 3 of queries",
-        True,
-    ),
-    "summed heads": (
-        lambda q, k, v, mask: torch.einsum("bhnm,bhmd->bnd", (q @ k.mT).softmax(-1), v)[
-            :, None
-        ].expand(v.shape),
-        "weights of 2 × 9 for 9 queries and 9 keys",
-        True,
-    ),
-    "features": (
-        lambda q, k, v, mask: ((q.mT @ k / 9).exp() @ v.mT).mT,
-        "its softmax is not taken over the keys of tokens",
-        False,
-    ),
-}
-
-
-@pytest.mark.parametrize(("attend", "reason", "has_tokens"), LEFT_OUT.values(), ids=LEFT_OUT)
-def test_products_that_are_no_weights_of_attention_are_left_out(attend, reason, has_tokens):
-    """Tokens and gradients are measured where a product of queries and keys is known."""
-    row, watched = watch_step(Stack(add_in_turn, Attention(attend=attend)), X)
-    assert f"no weights: {reason}" in watched.describe()
-    assert not any("entropy" in name for name in row)
-    for name in ("residual_ratio", "query_gradient"):
-        assert (name in row) == has_tokens, row
-
-
-@pytest.mark.parametrize("tokens", ["read", "raw"])
-def test_a_softmax_over_one_key_is_left_out(tokens):
-    row, watched = watch_step(Stack(add_in_turn, Attention()), X[:, :1], tokens=tokens)
-    assert "no weights: 3 examples of 1 key" in watched.describe()
-    assert not any("entropy" in name or "ratio" in name for name in row)
 
 
 class Beside(nn.Module):
