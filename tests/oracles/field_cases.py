@@ -1,5 +1,6 @@
 """Configurations that set every field away from its default, with the fields that it needs."""
 
+import functools
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 
 import rank_collapse as rc
 from rank_collapse.network.residual import Gains
-from tests.oracles.path_examples import D, config_of
+from tests.oracles.path_examples import D, config_of, example
 
 
 def mix_by_tanh(q, k, v, context):
@@ -185,3 +186,22 @@ def covered_parts(name, covers):
             fields |= part
             parts.append(i)
     return tuple(parts)
+
+
+LEARNED = "learned_skip_gain, learned_branch_gain, learned_per_feature"
+TOGETHER = {"learned gains, windows": CASES[LEARNED] | CASES["windows, local_theta"]}
+
+
+@functools.cache
+def network(case, parts=()):
+    """Draws (parameters, tokens, config, other inputs) in float64.
+
+    Of one of `NETWORKS`, `parts` lists which parts it has.
+    """
+    fields = (CASES | TOGETHER).get(case, {})
+    for part in parts:
+        fields = fields | NETWORKS[case][part]
+    with jax.enable_x64(True):
+        config = config_of(depth=2, **fields)
+        params, x, extra = example(config)
+        return params, x, config, extra

@@ -283,7 +283,7 @@ TWO_GATES = {  # the factor that is frozen, the gate that passes
 @torch.no_grad()
 @pytest.mark.parametrize("name", TWO_GATES)
 def test_of_two_gates_the_one_that_is_not_0_at_0_is_frozen(name):
-    """`tests/paths/test_functions.py` has the same rule."""
+    """`tests/paths/traced/test_product_rules.py` has the same rule."""
     x, other, *maps = torch.randn(
         4, 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64
     )
