@@ -130,7 +130,7 @@ def measure_draws(
                 return {"value": compute(seed, **traced)}
 
             cells = {f"{key}, {setting}": traced for setting, traced in settings.items()}
-            measured = executor.measure(measure_one, cells)
+            measured = executor.measure(measure_one, cells, level=0)
             values |= {(key, s): measured[f"{key}, {s}"]["value"] for s in settings}
     return values
 

@@ -290,7 +290,7 @@ class Mapped:
         count = seeds.group_size(mesh) if at_once is None else at_once
         self._mesh, self._progress, self._compiled, self._size = mesh, progress, None, 0
         self._call = spread_function(fn, mesh, count, level)
-        self._draw = None if draw is None else spread_function(draw, mesh, count, is_draw=True)
+        self._draw = None if draw is None else spread_function(draw, mesh, count, level=0)
 
     def __call__(self, chunk: Chunk) -> PyTree[np.ndarray]:
         arguments = self.laid_out(chunk)
@@ -352,13 +352,12 @@ def spread_function(
     mesh: Mesh,
     at_once: int | None,
     level: int = 1,
-    is_draw: bool = False,
 ) -> Callable[[tuple[PyTree[Array], ...], None], PyTree[Array]]:
     """Makes one call for all seeds of a function of the arrays of a seed, see `seeds.run_seeds`.
 
     Args:
         fn: Function of the parts of one seed.
-        mesh, at_once, level, is_draw: See `seeds.run_seeds`.
+        mesh, at_once, level: See `seeds.run_seeds`.
 
     Returns:
         Function of (a tuple of parts with a leading seed axis, None).
@@ -368,7 +367,7 @@ def spread_function(
         """Calls the function with the parts of one seed."""
         return fn(*seed)
 
-    return seeds.run_seeds(call, mesh, at_once=at_once, level=level, is_draw=is_draw)
+    return seeds.run_seeds(call, mesh, at_once=at_once, level=level)
 
 
 def name_leaves(tree: PyTree[np.ndarray]) -> dict[str, np.ndarray]:

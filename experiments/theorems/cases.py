@@ -26,4 +26,4 @@ def compute_cases(
     """
     arrays = tuple(a if isinstance(a, jax.Array) else np.asarray(a) for a in cases)
     device = seeds.seed_mesh(jax.devices()[:1])
-    return seeds.to_host(spread_function(compute, device, at_once=1)(arrays, None))
+    return seeds.to_host(spread_function(compute, device, at_once=1, level=0)(arrays, None))

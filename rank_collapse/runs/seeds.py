@@ -25,9 +25,9 @@ AXIS = "seeds"
 KEYS = 64  # that one program makes at a time
 # Options of `jax.jit` on a CPU for programs that run for less time than they take to compile.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-# XLA's older generator of loops compiles random draws in half the time, because it starts no
-# further compiler for each loop. Draws keep their values, but sums of products may round
-# differently. The option is left out where JAX may refuse it.
+# XLA's older generator of loops compiles random draws in half the time and small networks in two
+# thirds, because it starts no further compiler for each loop. Draws keep their values, but sums of
+# products may round differently. The option is left out where JAX may refuse it.
 OLDER_LOOPS = {"xla_cpu_use_fusion_emitters": False}
 # On a GPU: of the products that XLA gives to Triton it refuses some, such as those of [240, 48]
 # when a single seed of run_sort is compiled for an H100.
@@ -152,7 +152,6 @@ def run_seeds(
     at_once: int | None = None,
     donate: tuple[int, ...] = (),
     level: int = 1,
-    is_draw: bool = False,
 ) -> Callable:
     """Return fn(*one seed's pytrees, shared) as one jitted call for all seeds on all devices.
 
@@ -167,10 +166,9 @@ def run_seeds(
             None for all its seeds. It changes results only by rounding.
         donate: Positions of arguments whose memory the result may reuse.
         level: How hard XLA optimises on a CPU. Level 1 compiles in two thirds of the default's
-            time, and the programs are as fast; level 0 is for programs that run once. JAX's own
-            setting, JAX_DISABLE_MOST_OPTIMIZATIONS=1, takes precedence.
-        is_draw: Whether fn draws random numbers, once; a CPU then compiles it by `QUICK` and
-            `OLDER_LOOPS`.
+            time, and the programs are as fast; level 0, which is `QUICK` with `OLDER_LOOPS`, is for
+            programs that run once, such as random draws. JAX's own setting,
+            JAX_DISABLE_MOST_OPTIMIZATIONS=1, takes precedence.
     """
     at_once = None if at_once is None else check_whole("at_once", at_once, 1)
 
@@ -199,9 +197,9 @@ def run_seeds(
 
     options = PRODUCTS if mesh.devices.flat[0].platform == "gpu" else None
     if is_on_cpu(mesh) and not jax.config.read("jax_disable_most_optimizations"):
-        options = {"xla_backend_optimization_level": level} if level and not is_draw else QUICK
-        if is_draw and metadata.version("jaxlib").startswith("0.10."):
-            options = QUICK | OLDER_LOOPS
+        is_jaxlib_0_10 = metadata.version("jaxlib").startswith("0.10.")
+        quick = QUICK | OLDER_LOOPS if is_jaxlib_0_10 else QUICK
+        options = {"xla_backend_optimization_level": level} if level else quick
     return jax.jit(
         call_shards,
         donate_argnums=donate,

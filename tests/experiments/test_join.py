@@ -93,6 +93,25 @@ def test_what_is_no_whole_is_refused(changes, named, point, tmp_path, capsys):
     assert named in capsys.readouterr().err
 
 
+def test_the_whole_says_where_all_of_its_parts_were_measured(point, tmp_path, monkeypatch):
+    """A folder that was begun at one commit and extended at another names both."""
+    folders, modes = [tmp_path / name for name in "ab"], []
+    for first, folder in zip((0, 2), folders, strict=True):
+        shutil.copytree(point, folder)
+        rewrite(
+            folder / "config.json",
+            lambda c, first=first: c.update(
+                config=c["config"] | {"first_seed": first},
+                environment={"git": f"begins {first}"},
+                later=[{"git": f"extends {first}"}],
+            ),
+        )
+    monkeypatch.setattr(path_chains, "main", lambda flags: modes.append(flags.mode))
+    join_folders(tmp_path, *folders)
+    commits = [environment["git"] for environment in modes[0].begun_in]
+    assert commits == ["begins 0", "extends 0", "begins 2", "extends 2"]
+
+
 def change_files(folder, changes):
     """Changes the settings of a folder, and leaves out the list of its arrays."""
     rewrite(folder / "config.json", lambda c: c["config"].update(changes))

@@ -44,6 +44,20 @@ def test_values_and_derivatives_under_vmap_are_those_of_one_matrix(name, dtype):
         )
 
 
+def test_constants_beside_a_traced_array_stay_with_jax():
+    """NumPy computes only if it can see every value."""
+    kinds = []
+
+    def measure(x, weights):
+        kinds.append(isinstance(x, np.ndarray))
+        return x * weights
+
+    x = jnp.arange(3.0)
+    jax.jit(lambda weights: on_jax.run_on_host(measure, (x, weights), {}))(x)
+    on_jax.run_on_host(measure, (x, x), {})
+    assert kinds == [False, True]
+
+
 def test_matrices_of_several_leading_axes_are_those_one_by_one():
     x = np.asarray(draws.normal(2, 4, 3, 2))
     values = jax.jit(on_jax.svdvals)(x)

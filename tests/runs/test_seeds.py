@@ -134,15 +134,22 @@ def test_programs_are_compiled_as_hard_as_their_level_says(monkeypatch):
         (True, {}, None),
         (False, {}, {level: 1}),
         (False, {"level": 2}, {level: 2}),
-        (False, {"level": 0}, {level: 0, "xla_llvm_disable_expensive_passes": True}),
-        (False, {"is_draw": True}, seeds.QUICK | seeds.OLDER_LOOPS),
+        (
+            False,
+            {"level": 0},
+            {
+                level: 0,
+                "xla_llvm_disable_expensive_passes": True,
+                "xla_cpu_use_fusion_emitters": False,
+            },
+        ),
     ):
         monkeypatch.setattr(type(jax.config), "read", lambda *_, disabled=disabled: disabled)
         made = seeds.run_seeds(single, mesh, donate=(1,), **options)
         assert made.pop("out_shardings") == "by seed"
         assert made == {"donate_argnums": (1,), "compiler_options": expected}
     monkeypatch.setattr(seeds.metadata, "version", lambda name: {"jaxlib": "0.11.0"}[name])
-    assert seeds.run_seeds(single, mesh, is_draw=True)["compiler_options"] == seeds.QUICK
+    assert seeds.run_seeds(single, mesh, level=0)["compiler_options"] == seeds.QUICK
     gpu = np.array([SimpleNamespace(platform="gpu")])
     made = seeds.run_seeds(single, SimpleNamespace(devices=gpu))
     assert made["compiler_options"] == {"xla_gpu_enable_triton_gemm": False}

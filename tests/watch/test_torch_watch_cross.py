@@ -286,6 +286,21 @@ def test_padding_of_the_queries_is_that_of_the_last_attention_before(start):
     assert entropy == pytest.approx(expected, 1e-4), watched.describe()
 
 
+def test_a_mask_of_the_call_that_hides_keys_is_none_of_as_many_queries():
+    """No attention came before, which would tell the padding of the queries."""
+    others = X.flip(1)
+
+    def body(self, x, mask):
+        (across,) = self.attentions
+        return across(x, mask, kv=(heads(across.k(others)), heads(across.v(others))))
+
+    model = Stack(body, Attention(mask_keys))
+    row, watched = watch_step(model, X, RIGHT)
+    (entropy,) = (v for v in row["cross.attention_entropy"] if v == v)
+    expected = compute_entropy(model.attentions[0].kept[1])
+    assert entropy == pytest.approx(expected, 1e-4), watched.describe()
+
+
 def test_attention_to_other_tokens_may_have_a_key_more():
     """A key of zeros beside them, which is no token."""
     kept = []

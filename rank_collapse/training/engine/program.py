@@ -80,7 +80,7 @@ class Program:
         ]
         # `begin` runs once: quick compilation counts, not speed. (Many copies of threefry are slow
         # to optimise.)
-        self._begin = self._spread(self._begin_run, is_draw=True)
+        self._begin = self._spread(self._begin_run, level=0)
         self._select = jax.jit(select_rows)
 
     def _spread(self, fn, **options):

@@ -50,6 +50,14 @@ def test_the_rate_of_a_large_product_is_of_all_devices():
     assert limits.compute_share(6.0, [1.0, 2.0, 3.0], [2.0, 3.0, 1.0]) == 2.0
 
 
+def test_a_large_product_is_of_its_dtype(monkeypatch):
+    dtypes, wait = [], jax.block_until_ready
+    monkeypatch.setattr(jax, "block_until_ready", lambda a: dtypes.append(a.dtype) or wait(a))
+    for dtype in (jnp.float32, jnp.bfloat16):
+        limits.LargeProduct(seed_mesh(), 8, dtype)
+    assert dtypes == [jnp.float32, jnp.bfloat16]
+
+
 def test_the_rate_of_each_dtype_is_that_of_its_best_round(monkeypatch, capsys):
     """Both take turns; making a product is compiling, which enters no rate."""
     clock, seconds = [0.0], {"float32": [4.0, 2.0], "bfloat16": [1.0, 3.0]}

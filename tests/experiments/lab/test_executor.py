@@ -320,8 +320,8 @@ def test_a_program_is_spread_as_it_asks_and_draws_apart(at_once, monkeypatch):
     Mapped(lambda x, floats: x, "mesh", Progress(0, ""), **about)
     count = 7 if at_once is None else 3
     assert spread == [
-        {"at_once": count, "level": 2, "is_draw": False},
-        {"at_once": count, "level": 1, "is_draw": True},
+        {"at_once": count, "level": 2},
+        {"at_once": count, "level": 0},
     ]
 
 

@@ -37,6 +37,14 @@ NUMBERS = read_numbers(
 
 
 @pytest.mark.parametrize(
+    ("cell", "number"),
+    [("below 1e-06 (rounding)", 1e-6), ("BLEU 27.80", 27.8), ("'-0.002 (-0.016)", -0.002)],
+)
+def test_words_may_precede_the_number_of_a_cell(cell, number):
+    assert filling.read_number(cell) == number
+
+
+@pytest.mark.parametrize(
     ("text", "filled"),
     [
         ("{accuracy}", "0.994 (−0.991 to 0.998)"),

@@ -145,7 +145,7 @@ def test_progress_of_a_training_is_of_the_runs_that_do_not_diverge(tmp_path, mon
     stopped = []
     monkeypatch.setattr(module, "stop_requested", lambda: bool(stopped))
     nan, inf = np.nan, np.inf
-    with module.keep_states(ENSEMBLE, CHUNK, folder) as calls:
+    with module.keep_states(ENSEMBLE, CHUNK, folder, "networks") as calls:
         assert calls.keys() == {"resume", "on_chunk", "on_watched", "activity"}
         assert calls["on_watched"] is None and calls["resume"]("like") is None
         calls["on_chunk"](2, lambda: "early", np.array([[1.0, 4], [2, 6], [3, 5]]))

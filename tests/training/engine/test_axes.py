@@ -23,6 +23,7 @@ def test_only_lists_are_axes():
     ("values", "ending"),
     [
         ([2, 4, 2], "has 2 twice"),
+        ([1, "1"], "has '1' twice: each needs a name .* its own __repr__"),
         ([lambda: 1, lambda: 2], "has '<lambda>' twice: each needs a name .* its own __repr__"),
     ],
 )
