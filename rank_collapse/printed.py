@@ -8,13 +8,13 @@ import re
 import sys
 import unicodedata
 import warnings
-from typing import Any
+from typing import Any, SupportsIndex
 
 _NOT_ASCII_PRINTABLE = re.compile(r"[^ -~]")
 _FORMULA = ("=", "+", "-", "@")  # a spreadsheet computes a cell that begins so
 
 
-def format_count(count: int, noun: str) -> str:
+def format_count(count: SupportsIndex, noun: str) -> str:
     """Writes a number with its noun: "1 layer", "2 layers".
 
     Args:

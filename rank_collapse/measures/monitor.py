@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from jaxtyping import Float
 
-from rank_collapse.annotations import AnyArray
+from rank_collapse.annotations import AnyArray, Number
 from rank_collapse.measures import documents, spikes
 from rank_collapse.measures.arrays import (
     as_floats,
@@ -44,7 +44,7 @@ def monitor(
     tokens: spikes.TokenKind = "raw",
     norm: Callable[[AnyArray], AnyArray] | None = None,
     exclude: spikes.Excluded | None = None,
-    threshold: float = spikes.SPIKE,
+    threshold: Number = spikes.SPIKE,
 ) -> dict[str, Float[AnyArray, ""]]:
     """Measure one layer's tokens and attention weights: scalars, means over leading axes and heads.
 

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import Float
 
-from rank_collapse.annotations import AnyArray
+from rank_collapse.annotations import AnyArray, Number
 from rank_collapse.measures.arrays import as_floats, namespace, where_it_lives
 from rank_collapse.measures.norms import num_tokens, safe_divide, safe_sqrt, scale_to_unit
 from rank_collapse.measures.residuals import (
@@ -35,7 +35,7 @@ def choose_tokens(
     *,
     tokens: TokenKind = "raw",
     exclude: Excluded | None = None,
-    threshold: float = SPIKE,
+    threshold: Number = SPIKE,
 ) -> tuple[AnyArray, AnyArray, AnyArray]:
     """Choose the tokens to measure.
 

@@ -235,7 +235,7 @@ def input_states(
 
 
 def make_context(
-    params: TransformerParams,
+    params: TransformerParams | None,
     config: TransformerConfig,
     num_tokens: int,
     *,
@@ -247,7 +247,7 @@ def make_context(
     """Make the masks, biases and positions of self-attention that all layers share.
 
     Args:
-        params: Parameters (for a learned position bias).
+        params: Parameters, for a learned position bias; None without one.
         config: The network.
         num_tokens: n.
         mask: Bool [n] (which tokens exist), [n, n] or [h, n, n], joined to `config.mask`.

@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.annotations import ArrayLike, Leaf, Tree
+from rank_collapse.annotations import AnyArray, ArrayLike, Leaf, Tree
 from rank_collapse.measures.residuals import effective_rank
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
@@ -49,8 +49,8 @@ class Transport(NamedTuple):
     longer: Leaf | None = None
 
     @property
-    def arriving(self) -> Float[Array, "n d"]:
-        """Sum what arrives at each position over all lengths."""
+    def arriving(self) -> AnyArray:
+        """Sum what arrives at each position over all lengths, [n, d]."""
         total = self.by_position.sum(0)
         return total if self.longer is None else total + self.longer
 

@@ -51,7 +51,7 @@ class Call:
 
     name: str
     target: Callable
-    args: list[object]
+    args: Sequence[object]
     kwargs: dict[str, object]
     place: str
     bases: Bases

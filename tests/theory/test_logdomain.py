@@ -173,15 +173,17 @@ def test_the_profile_ends_where_copies_of_the_pass_disagree():
     x = np.asarray(prepared.x)
     profiles = np.float32([[-1, -1.001], [-3, -3.2]])  # [L, copies]
     fields = [np.full(2, i, np.float32) for i in range(6)]
+    fields[0] = LogState(*(np.full(2, 7 + i, np.float32) for i in range(3)))
     result = WalkResult(params, None, None, (profiles, fields), prepared, config)
     trace = LogPass(1).build_result(result)
     start = np.log10(rc.composite_norm(x - x.mean(axis=0)))
     np.testing.assert_allclose(trace.profile, [start, -1, np.nan], rtol=1e-5)
     farthest = max(np.linalg.norm(a - b) for a in x for b in x)
     np.testing.assert_allclose(trace.diameters, [np.log10(farthest), 3, 3], rtol=1e-5)
-    names = ("inputs", "heads", "branches", "input_diameters", "branch_diameters")
+    names = ("heads", "branches", "input_diameters", "branch_diameters")
     values = [getattr(trace, name) for name in names]
-    np.testing.assert_array_equal(values, np.stack(fields)[[0, 1, 2, 4, 5]])
+    np.testing.assert_array_equal(values, [fields[i] for i in (1, 2, 4, 5)])
+    np.testing.assert_array_equal(jax.tree.leaves(trace.inputs), jax.tree.leaves(fields[0]))
     alone = result._replace(layer_results=(profiles[:, :1], fields))
     np.testing.assert_allclose(LogPass(0).build_result(alone).profile, [start, -1, -3], rtol=1e-5)
 

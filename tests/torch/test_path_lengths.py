@@ -5,7 +5,6 @@ import itertools
 import subprocess
 import sys
 import warnings
-from types import SimpleNamespace
 
 import pytest
 
@@ -134,7 +133,8 @@ def test_axes_shared_modules_and_branches_inside_each_other(model):
     shared = copy.deepcopy(model)
     shared.layers = nn.ModuleList([shared.layers[0]] * 2)
     matched = Branches(shared, r"layers\.1")  # the other path of the same module
-    node = SimpleNamespace(meta={"nn_module_stack": {"call": ("model.layers.0", None)}})
+    node = torch.fx.Graph().placeholder("x")
+    node.meta = {"nn_module_stack": {"call": ("model.layers.0", None)}}
     assert matched.find(node) == Branch("call", 0)
     twice = copy.deepcopy(model)
     twice.layers[1].load_state_dict(twice.layers[0].state_dict())

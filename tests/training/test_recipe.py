@@ -177,7 +177,7 @@ def test_a_step_moves_them():
 
     @jax.jit
     def step(state):
-        return train_step(state, batch, np.ones(4, bool), 0, jnp.ones(()), hyper, recipe)[0]
+        return train_step(state, batch, jnp.ones(4, bool), 0, jnp.ones(()), hyper, recipe)[0]
 
     before, after = state, step(state)
     for kind in ("attention", "mlp"):

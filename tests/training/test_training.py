@@ -21,11 +21,9 @@ from rank_collapse.training.tasks.examples import (
 )
 from rank_collapse.training.training import (
     Hyper,
-    TrainState,
     batch_forward,
     forward,
     init_state,
-    make_optimizer,
     schedule_factor,
     train_epoch,
     train_step,
@@ -231,12 +229,12 @@ def test_a_step_passes_its_options_on(monkeypatch):
 
     def batch_forward(model, batch, config, **options):
         calls.append((config, options))
-        return model["w"] + jnp.zeros((2, 3, 4)) + jnp.arange(4.0)[None, None]
+        return jnp.exp(model.classifier.b[0]) + jnp.zeros((2, 3, 4)) + jnp.arange(4.0)
 
     monkeypatch.setattr(training, "batch_forward", batch_forward)
     ids = jnp.array([[3, 0, 1], [2, 2, 3]])
     mask = jnp.array([[True, True, False], [True, True, True]])
-    batch, w = Examples(ids, ids, mask), {"w": jnp.ones((1, 1, 1))}
+    batch = Examples(ids, ids, mask)
     values = hyper(dropout=0.4, output_dropout=0.5, network={"temperature": 2.0})
     fields = {"unroll": 3, "output_dropout": True}
     losses = []
@@ -247,7 +245,7 @@ def test_a_step_passes_its_options_on(monkeypatch):
         (recipe(loss="squared_error"), values, [False, True], 0),
     ):
         labels = jnp.zeros((2, 3, 4)) if chosen.loss == "squared_error" else ids
-        state = TrainState(w, make_optimizer(run, chosen).init(w), jax.random.key(0))
+        state = init_state(jax.random.key(0), run, chosen)
         step_batch = batch.replace(labels=labels)
         _, loss = train_step(state, step_batch, jnp.array(weights), step, 1.0, run, chosen)
         losses.append(float(loss))

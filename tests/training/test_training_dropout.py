@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rank_collapse.paths.sets import Classifier
 from rank_collapse.training.training import (
     batch_forward,
     init_state,
@@ -43,7 +44,7 @@ def test_dropout_of_the_output_falls_on_what_the_classifier_reads():
     """A classifier of ones on the diagonal shows the output: each entry is 0 or 1/(1 − p)."""
     chosen = recipe(num_outputs=8)
     model = begin(hyper(), chosen).model
-    model = model.replace(classifier=(jnp.eye(8), jnp.zeros(8)))
+    model = model.replace(classifier=Classifier(jnp.eye(8), jnp.zeros(8)))
     batch = data()
     key, rate = jax.random.key(5), jnp.float32(0.25)
 
