@@ -229,7 +229,7 @@ def test_a_step_passes_its_options_on(monkeypatch):
 
     def batch_forward(model, batch, config, **options):
         calls.append((config, options))
-        return jnp.exp(model.classifier.b[0]) + jnp.zeros((2, 3, 4)) + jnp.arange(4.0)
+        return jnp.exp(model.classifier.b[0]) + jnp.zeros((2, 3, 4)) + jnp.arange(4.0)[None, None]
 
     monkeypatch.setattr(training, "batch_forward", batch_forward)
     ids = jnp.array([[3, 0, 1], [2, 2, 3]])
