@@ -61,7 +61,7 @@ def wilson_interval(count: float | int, total: int, level: float = LEVEL) -> Int
         count, total: k and n.
         level: Share of such intervals that contain the true share, as a mean over true shares. At
             a true share near 0 or 1 fewer may contain it: at 95 % at least 79 % for one draw, 83 %
-            for 8 draws and 85 % for 100.
+            for 8 draws and 84 % for 100.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
