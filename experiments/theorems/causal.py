@@ -350,7 +350,7 @@ THEOREMS = (
         "abstract",
         "Under a causal mask all weight moves to the first token, exponentially with depth; "
         "skips slow this down.",
-        "1 − (P_L ⋯ P_1)_{n1} ≤ (1 − ε)^L, ε the least weight of token 1; with uniform weights exact",
+        "1 − (P_L ⋯ P_1)_{n1} ≤ (1 − ε)^L, ε the least weight of token 1; exact if uniform",
         "Causal mask, all weights of the first token at least ε",
         "`rc.rollout` of the attention of `rc.apply`",
         "Yes: at a share 1/L of attention the first token does not take over.",
