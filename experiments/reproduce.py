@@ -12,7 +12,7 @@ then the results. Whenever an experiment ends, the command updates results/repro
 one self-contained page. The page lists every statement with its source and its answer: holds, in
 some settings, not in all settings, does not hold, not rejected, or open after N draws. A setting
 is one combination of flags that the statement is about. The answer follows from the rows below
-it, one row for each setting, with joint intervals; --verdicts prints the rows, too. With
+it, one row for each setting, with its interval; --verdicts prints the rows, too. With
 --until=decided the command adds seeds until all rows are decided. It does not compute finished
 experiments again. At the preset quick it saves figures as PNG alone, which is faster; with --pdf it
 saves each figure as PDF, too. The exit code is 1 if an experiment failed. `python -m

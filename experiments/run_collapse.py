@@ -328,9 +328,9 @@ EXPERIMENT = Experiment(
     "Post-LN or with Pre-LN, on text or Gaussian tokens, compared with the bounds and the law "
     "3^L; also for several scales of the weights and gains of the skips",
     claim="In attention alone, without skips and MLPs, the residual falls doubly exponentially "
-    "with depth (Theorems 2.2 and 2.3). MLPs slow this collapse (Corollary 3.2). Skips "
-    "stop the collapse, and LayerNorm does not (section 3; figures with residuals of "
-    "BERT, ALBERT and XLNet).",
+    "with depth (Theorems 2.2 and 2.3). MLPs can slow this collapse: the bound is larger if "
+    "their Lipschitz constant is larger (Corollary 3.2). Skips stop the collapse, and LayerNorm "
+    "does not (section 3; figures with residuals of BERT, ALBERT and XLNet).",
     presets={
         # Gains beside which MLPs begin to slow the collapse, and that of the published form.
         "quick": "--norm_placement=none,post --weight_scale=0.55,1 --num_seeds=8 "

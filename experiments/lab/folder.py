@@ -65,8 +65,9 @@ class RunFolder(contextlib.ExitStack):
         path: The folder; made with its parents.
         config: Settings that determine the results (JSON values). A folder made with another config
             is refused.
-        execution: Settings that do not determine them (number of devices, chunk size); recorded,
-            never compared.
+        execution: Settings that do not determine them (number of devices, chunk size), and the
+            command; recorded, never compared. The folder has those of the last process that
+            measured: its command alone asks for all draws.
         overwrite: Delete the results of an earlier run and start afresh.
         read_only: Whether the folder is only read, without a lock.
         figure_files: Endings of the files of each figure; others are neither drawn nor missed.
@@ -99,6 +100,7 @@ class RunFolder(contextlib.ExitStack):
         self._listed: set[str] = set()
         self._environments: list[JsonObject] = []
         self._noted: set[str] = set()  # lists of config.json that this process has been added to
+        self._execution = states.as_json(execution or {})
         self.writable, self._figure_files = not read_only, figure_files
         try:
             if self.writable:
@@ -112,7 +114,7 @@ class RunFolder(contextlib.ExitStack):
             if self.resumed:
                 check_config(self.path, self._config)
             else:
-                content = {"config": config, "execution": execution or {}, "layout": LAYOUT}
+                content = {"config": config, "execution": self._execution, "layout": LAYOUT}
                 content |= {"environment": provenance.environment()}
                 self._write_json("config.json", content)
                 self._noted |= {LATER, REDRAWN}
@@ -144,6 +146,9 @@ class RunFolder(contextlib.ExitStack):
         if name not in self._noted:
             self._noted.add(name)
             self.add_environments([provenance.environment()], name)
+            if name == LATER and self._execution:
+                saved = read_object(self.path / "config.json")
+                self._write_json("config.json", saved | {"execution": self._execution})
 
     @property
     def environments(self) -> list[JsonObject]:

@@ -126,8 +126,9 @@ def compare_results(results: xr.Dataset, networks: Sequence[Network]) -> Iterato
                 draws = values[name].dropna("seed").values
                 if not draws.size:
                     continue
-                low, high = mean_interval(draws.tolist())
-                note = f"{describe_level()} {low:.3g} to {high:.3g}" if len(draws) > 1 else ""
+                ends = mean_interval(draws.tolist())
+                span = f"{describe_level()} {ends.low:.3g} to {ends.high:.3g}"
+                note = span if ends.is_finite else ""
                 yield Comparison(f"{place}: {SUMMARIES[name]}", float(draws.mean()), note=note)
         for point, values in labelled.iterate_points(list_ranks(all_points), "seed"):
             rank = finite_or_none(values.mean())

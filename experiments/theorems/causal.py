@@ -260,10 +260,10 @@ def first_mass_curves(seed: int, *, n: int = 32, depth: int = 64) -> list[Curve]
 
     (weights,) = compute_cases(pass_tokens, [seed])
     depths, lower = np.array([1, 2, 4, 8, 16, 32, 64]), np.tril(np.ones((n, n), bool))
-    least = weights[..., lower].min()
+    least = weights[..., 0].min()
     without_skips = [1 - rc.rollout(weights[:k], 1.0)[-1, 0] for k in depths]
     shared = [1 - rc.rollout(weights[:k], 1 / depth)[-1, 0] for k in depths]
-    bound = np.minimum(1, n * (1 - least) ** depths)
+    bound = (1 - least) ** depths
     uniform = lower / np.arange(1, n + 1)[:, None]
     stack = np.broadcast_to(uniform, (depth, n, n))
     second = [rc.rollout(stack[:k], 0.5)[1, 1] for k in depths]
@@ -350,8 +350,8 @@ THEOREMS = (
         "abstract",
         "Under a causal mask all weight moves to the first token, exponentially with depth; "
         "skips slow this down.",
-        "1 − (P_L ⋯ P_1)_{n1} ≤ n (1 − ε)^L, ε the least weight; with uniform weights exact",
-        "Causal mask, all weights at least ε",
+        "1 − (P_L ⋯ P_1)_{n1} ≤ (1 − ε)^L, ε the least weight of token 1; exact if uniform",
+        "Causal mask, all weights of the first token at least ε",
         "`rc.rollout` of the attention of `rc.apply`",
         "Yes: at a share 1/L of attention the first token does not take over.",
         (

@@ -281,7 +281,7 @@ THEOREMS = (
         "rollout of the last row at both ends ≥ its largest value in the middle half",
         "Random causal network without positions, iid tokens",
         "`rc.rollout` with `rc.branch_shares`",
-        "Yes: put what matters at an end of the prompt.",
+        "With care: put what matters first. In 24 layers the middle outweighs the last token.",
         (
             Panel("position of 64", "weight in the rollout's last row", "y"),
             Panel("position of 256", "weight in the rollout's last row", "y"),

@@ -2,7 +2,7 @@
 
 A statement has one statistic and the open range that it claims for it. Each setting (norm,
 architecture, width, task) gives a row (`experiments.verdicts.rows`). The rows of a statement are
-judged together: verdicts hold jointly, at any number of draws.
+judged together: verdicts hold jointly, at any number of draws. Each interval holds by itself.
 
 A statement that could hardly fail names the test that checks it; a number without a claim is a
 finding. Neither has a range: their rows are shown with their intervals and get no answer. The rows
@@ -51,7 +51,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Judged:
-    """A row with its joint interval and one of `VERDICTS`."""
+    """A row with its interval and one of `VERDICTS`."""
 
     row: Row
     interval: Interval
@@ -85,7 +85,10 @@ def judge_rows(
 
     Holm's procedure at 2.5 %, once for "within" and once for "outside"; at 5 % for rows that test a
     claim. The error of all rows together is at most 5 %, whatever the dependence between rows and
-    whenever the run stops. A row has the interval of the level at which it was compared.
+    whenever the run stops. A row has the interval of the level at which it was compared: 95 % or
+    more, so that the interval of a decided row lies on the side of its verdict. Each interval holds
+    by itself. All intervals of a statement together hold in fewer than 95 % of runs, because
+    Holm's levels add up to an error of 5 % (1 + 1/2 + … + 1/k) for k rows.
 
     Args:
         rows: Rows of one statement.

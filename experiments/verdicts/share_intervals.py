@@ -10,19 +10,20 @@ from numpy.typing import ArrayLike
 from rank_collapse.report.intervals import (
     LEVEL,
     Interval,
-    all_equal,
     mean_interval,
     upper_tail,
 )
 from rank_collapse.struct import refuse_if
 
+ROUNDING = 1e-5  # above what float32 loses in a share
+
 
 def share_interval(values: Iterable[float | int], level: float = LEVEL) -> Interval:
     """Compute the interval of the mean of numbers in [0, 1], which does not leave [0, 1].
 
-    Uses Wilson's interval, with the sum as the count, for draws that are all 0 or 1, or all equal;
-    no draws in [0, 1] vary more than 0s and 1s. For others it uses Student's interval, cut to [0,
-    1].
+    Uses Wilson's interval, with the sum as the count, for draws that are all 0 or 1, or all equal,
+    up to float32's rounding; no draws in [0, 1] vary more than 0s and 1s. For others it uses
+    Student's interval, cut to [0, 1].
 
     Args:
         values: One per seed: accuracies, shares, 1 or 0.
@@ -38,12 +39,15 @@ def share_interval(values: Iterable[float | int], level: float = LEVEL) -> Inter
     values = [min(max(v, 0.0), 1.0) for v in numbers]
     for number, share in zip(numbers, values, strict=True):
         refuse_if(
-            not abs(number - share) < 1e-5, f"{number:g} is not a share, a number from 0 to 1"
+            not abs(number - share) < ROUNDING, f"{number:g} is not a share, a number from 0 to 1"
         )
     if not values:
         return Interval(0.0, 1.0)
-    if all_equal(values) or {*values} <= {0.0, 1.0}:
-        return wilson_interval(math.fsum(values), len(values), level)
+    is_whole = all(abs(v - round(v)) < ROUNDING for v in values)
+    if is_whole or max(values) - min(values) < ROUNDING:
+        total = math.fsum(values)
+        count = round(total) if is_whole else total
+        return wilson_interval(count, len(values), level)
     low, high = mean_interval(values, level)
     return Interval(max(low, 0.0), min(high, 1.0))
 
@@ -55,7 +59,9 @@ def wilson_interval(count: float | int, total: int, level: float = LEVEL) -> Int
 
     Args:
         count, total: k and n.
-        level: Share of such intervals that contain the true share.
+        level: Share of such intervals that contain the true share, as a mean over true shares. At
+            a true share near 0 or 1 fewer may contain it: at 95 % at least 79 % for one draw, 83 %
+            for 8 draws and 84 % for 100.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """

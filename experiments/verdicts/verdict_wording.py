@@ -24,9 +24,11 @@ from rank_collapse.report.intervals import describe_level
 from rank_collapse.report.page import format_number
 
 JOINTLY = (
-    f"Each line is one setting with its {describe_level(1 - ERROR)} interval. The intervals of a "
-    "statement hold jointly (Holm) and at any number of draws, so that a run may stop when its "
-    "last setting is decided. They presume nothing about how draws are distributed: a setting is "
+    "Each line is one setting with its interval. The verdicts of a statement hold jointly (Holm, "
+    f"{describe_level(1 - ERROR)}) and at any number of draws, so that a run may stop when its "
+    "last setting is decided. An interval has the level at which Holm compared its setting, "
+    f"{describe_level(1 - ERROR)} or more; it holds by itself, not jointly with the others. "
+    "Verdicts presume nothing about how draws are distributed: a setting is "
     "judged by the share of draws in a range, or by the median. It is within where more than half "
     "of the draws (or the median) are shown to lie in the claimed range, outside where they are "
     "shown not to, and undecided otherwise. A statement holds where all settings are within, does "

@@ -290,7 +290,7 @@ def collapse_law(
     which m grows from 1/n. O(log N) makes them equal like a power of 1/N, O(1) leaves a constant.
 
     Args:
-        cosine: ρ_0, the mean cosine of two tokens.
+        cosine: ρ_0, the mean cosine of two tokens; n tokens of one length have at least −1/(n − 1).
         num_tokens: n.
         skip_gain, branch_gain: λ or ω, and γ or σ, of each of the N sublayers.
         norm_placement: "post" or "pre".
@@ -298,16 +298,21 @@ def collapse_law(
             gains of W_Q and W_K (1 each at `lecun`) over the squared temperature.
 
     Raises:
-        ValueError: An unknown placement, no token, or a variance below 0.
+        ValueError: An unknown placement, no token, a cosine that n tokens cannot have, or a
+            variance below 0.
     """
     struct.check_numbers("[1, inf)", arrays=True, num_tokens=num_tokens)
+    # Cosines of float32 exceed their range by rounding.
+    struct.check_numbers("[-1.00001, 1.00001]", arrays=True, cosine=cosine)
+    mean_square = {"cosine + (1 - cosine)/num_tokens": cosine + (1 - cosine) / num_tokens}
+    struct.check_numbers("[-1e-05, 1.00001]", arrays=True, **mean_square)
     struct.check_numbers("[0, inf]", arrays=True, score_variance=score_variance)
     struct.refuse_if(
         norm_placement not in ("post", "pre"),
         f"norm_placement={norm_placement!r} is not 'post' or 'pre'",
     )
     gains = jnp.stack([jnp.asarray(g, jnp.float32) for g in (skip_gain, branch_gain)], axis=1)
-    start = jnp.log1p(-jnp.asarray(cosine, jnp.float32))
+    start = jnp.log1p(-jnp.minimum(jnp.asarray(cosine, jnp.float32), 1))
     count = jnp.asarray(num_tokens, jnp.float32)
     score_variance = jnp.asarray(score_variance, jnp.float32)
     log_apart, shares = _iterate_collapse(start, gains, count, score_variance, norm_placement)

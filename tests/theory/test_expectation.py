@@ -353,6 +353,12 @@ def test_wrong_arguments_are_named():
     def make_call(config, x, **options):
         return lambda: expectation.expected_pass(draws.parameters(config), x, config, **options)
 
+    def law_of_cosine(cosine, num_tokens):
+        return expectation.collapse_law(cosine, num_tokens, jnp.ones(2), jnp.ones(2))
+
+    # what n tokens just can have, up to rounding
+    assert np.isneginf(law_of_cosine(np.float32(1) + 1e-6, 8)[0]).all()
+    assert_close(law_of_cosine(-1 / 7 - 1e-6, 8)[1], [0, 0], atol=1e-4)
     each_is_refused(
         (make_call(branch, jnp.ones((3, 8))), "norm_placement='branch'"),
         (make_call(additive, jnp.ones((3, 8))), "score='additive'"),
@@ -372,6 +378,8 @@ def test_wrong_arguments_are_named():
             lambda: expectation.collapse_law(0.0, 8, jnp.ones(2), jnp.ones(2), score_variance=-1),
             "score_variance=-1.0 is not in",
         ),
+        (lambda: law_of_cosine(1.1, 8), "cosine=1.1 is not in"),
+        (lambda: law_of_cosine(-0.2, 8), r"cosine \+ \(1 - cosine\)/num_tokens=-0.05"),
         (lambda: expectation.update_sizes(config, -1e-3), "size=-0.001 is not in"),
     )
     params = draws.parameters(config)

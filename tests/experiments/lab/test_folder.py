@@ -178,15 +178,17 @@ def test_checkpoints_of_several_computations_are_kept_apart(tmp_path):
 
 
 def test_environments_of_later_processes_are_added_once(tmp_path, monkeypatch):
-    """The first one is that of the process that began the run; one that only reads adds none."""
+    """The first one is that of the process that began the run; one that only reads adds none. The
+    command is that of the last process that measured: it alone asks for all draws."""
     machine = {"name": "first"}
     monkeypatch.setattr(folder.provenance, "environment", lambda: dict(machine))
     for name in ("first", "second", "first", "third", "unused"):
         machine["name"] = name
-        with RunFolder(tmp_path, CONFIG) as run:
+        with RunFolder(tmp_path, CONFIG, execution={"command": name}) as run:
             if name != "unused":
                 run.save_arrays({"a": 1})
     saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["execution"] == {"command": "third"}
     assert saved["environment"] == {"name": "first"}
     assert saved["later"] == [{"name": "second"}, {"name": "third"}]
     with RunFolder(tmp_path, CONFIG) as run:

@@ -137,6 +137,10 @@ def test_comparisons_are_means_beside_the_published_number_of_their_point():
     ends = stats.t.interval(0.95, 2, 3.0, stats.sem([1.0, 3.0, 5.0]))
     assert (first.published, first.source) == ("alike", "published")
     assert first.note == f"95 % {ends[0]:.3g} to {ends[1]:.3g}" and first.measured == 3
+    # a draw without a number, one draw or equal draws know no interval, nor that of another point
+    partial = values.where(values.gain == 4).fillna(xr.where(values.seed == 0, 1.0, np.nan))
+    noted = labelled.compare_means("rank", partial, note="alone", interval=True)
+    assert [c.note[:4] for c in noted] == ["95 %", "alon", "alon", "alon"]
 
 
 def test_rows_of_a_table_are_the_points_that_have_a_number():

@@ -8,6 +8,7 @@ from scipy import integrate
 
 from experiments.verdicts import claims, rows, sequential
 from experiments.verdicts.sequential import list_rounds, log_evidence, reject_jointly
+from rank_collapse.report.intervals import student_quantile
 from tests.support.closeness import assert_close
 from tests.support.refusals import is_refused
 
@@ -138,6 +139,33 @@ def test_claims_of_equality_at_an_end_of_their_range(kind):
 
     wrong = simulate_wrong(evidence)
     assert max(wrong) <= 0.025, wrong
+
+
+def test_intervals_at_holms_levels_hold_by_themselves_but_not_together():
+    """At the true median 0, of six settings that are all decided; Bonferroni's hold together."""
+    values = np.random.default_rng(7).normal(size=(400, SETTINGS, DRAWS))
+    sides = (sequential.log_p_values(side)[..., -1] for side in (values > 0, values < 0))
+    log_p = np.minimum(*sides)
+    is_missed = log_p <= np.log(claims.ERROR / 2 / (SETTINGS - np.arange(SETTINGS)))
+    assert is_missed.mean(axis=0).max() < claims.ERROR < is_missed.any(axis=1).mean()
+    is_missed = log_p <= np.log(claims.ERROR / 2 / SETTINGS)
+    assert is_missed.any(axis=1).mean() < claims.ERROR
+
+
+@pytest.mark.parametrize("mean, low, high", [(0.3, 0.9, 0.94), (2.0, 0.94, 0.96)])
+def test_students_intervals_hold_fewer_means_where_a_run_stops_when_decided(mean, low, high):
+    rounds = np.array(list_rounds((8, 16, 32, 64), 128))
+    draws = np.random.default_rng(8).normal(mean, 1, size=(2500, 128))
+    above = np.cumsum(draws > 0, axis=1)[:, rounds - 1]
+    evidence = np.maximum(log_evidence(above, rounds), log_evidence(rounds - above, rounds))
+    is_decided = (evidence >= math.log(2 / claims.ERROR)) | (rounds == 128)
+    is_held = []
+    for place, n in enumerate(rounds):
+        stops = is_decided[:, place] & ~is_decided[:, :place].any(axis=1)
+        for row in draws[stops, :n]:
+            error = abs(row.mean() - mean) * math.sqrt(n) / row.std(ddof=1)
+            is_held.append(error <= student_quantile(int(n) - 1, 0.975))
+    assert len(is_held) == len(draws) and low < np.mean(is_held) < high
 
 
 def test_intervals_of_shares_hold_at_all_draws_together_and_agree_with_the_test():

@@ -39,6 +39,16 @@ def test_wilson_interval(count, total, level):
     assert (interval.low == 0.0) is (count == 0) and (interval.high == 1.0) is (count == total)
 
 
+@pytest.mark.parametrize("total, least", [(1, 0.79), (8, 0.83), (100, 0.84)])
+def test_wilson_intervals_hold_95_percent_of_shares_on_average_and_fewer_near_0(total, least):
+    shares = np.linspace(1e-4, 1 - 1e-4, 5000)
+    ends = np.array([wilson_interval(k, total) for k in range(total + 1)])[..., None]
+    is_held = (ends[:, 0] <= shares) & (shares <= ends[:, 1])
+    counts = np.arange(total + 1)[:, None]
+    coverage = (stats.binom.pmf(counts, total, shares) * is_held).sum(axis=0)
+    assert 0.95 <= coverage.mean() < 0.96 and least <= coverage.min() < least + 0.01
+
+
 def test_intervals_of_shares_stay_between_0_and_1():
     high = [1.0, 0.99, 0.7, 1.0]
     assert mean_interval(high)[1] > 1
@@ -54,7 +64,12 @@ def test_intervals_of_shares_stay_between_0_and_1():
     assert 0 < low < 0.5 < high < 1
     assert share_interval([]) == (0.0, 1.0)
     rounded = 1 + 1e-7  # in float32
+    below = float(np.nextafter(np.float32(1), np.float32(0)))
     assert share_interval([rounded, 1.0]) == share_interval([1.0, 1.0])
+    assert share_interval([below, 1.0, 1.0]) == share_interval([1.0] * 3)
+    assert share_interval([1e-7, 0.0, 1.0]) == wilson_interval(1, 3)
+    nearly_equal = share_interval([0.9, 0.9 * below, 0.9])
+    assert nearly_equal == pytest.approx(share_interval([0.9] * 3), abs=1e-6)
     assert share_interval([1, 0, 1, 1], 0.8) == wilson_interval(3, 4, 0.8) != wilson_interval(3, 4)
     assert share_interval([0.3] * 4) == wilson_interval(1.2, 4)  # all equal: as so many 0s and 1s
     for number in (1.2, 1.0005, -0.0005, math.nan):
