@@ -7,6 +7,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.report.intervals import (
     LEVEL,
     Interval,
@@ -14,7 +15,6 @@ from rank_collapse.report.intervals import (
     mean_interval,
     upper_tail,
 )
-from rank_collapse.struct import refuse_if
 
 
 def share_interval(values: Iterable[float | int], level: float = LEVEL) -> Interval:

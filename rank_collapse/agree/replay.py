@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from rank_collapse.agree.alignment import Alignment
 from rank_collapse.agree.recording import Layer, Recording
-from rank_collapse.struct import refuse_if
+from rank_collapse.checks import refuse_if
 
 
 class Replay(NamedTuple):

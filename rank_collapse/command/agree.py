@@ -32,11 +32,11 @@ import numpy as np
 from rank_collapse import __version__, report
 from rank_collapse.agree.comparison import Agreement, compare_recordings
 from rank_collapse.agree.recording import SUFFIXES, open_recording
+from rank_collapse.checks import refuse, refuse_if
 from rank_collapse.printed import print_lines
 from rank_collapse.report.agreement import agreement_figure
 from rank_collapse.runs import files
 from rank_collapse.runs.drawn import check_drawing, draw_files
-from rank_collapse.struct import refuse, refuse_if
 
 COLUMNS = {
     "layer": "layer",

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from rank_collapse import pretrained
+from rank_collapse.checks import refuse_if
 from rank_collapse.command.checked import Checked
 from rank_collapse.command.inputs import MAX_TOKENS, NUM_TEXTS, Inputs, Opened
 from rank_collapse.command.progress import StepReporter, report_layers
 from rank_collapse.printed import escape_cell, print_lines
 from rank_collapse.runs import files
 from rank_collapse.runs.drawn import check_drawing
-from rank_collapse.struct import refuse_if
 
 MOST_TOKENS = 10**6
 

@@ -12,12 +12,12 @@ import jax
 import numpy as np
 
 from rank_collapse import pretrained
+from rank_collapse.checks import refuse_if
 from rank_collapse.command.folders import check_folder
 from rank_collapse.pretrained.loading import hub_folder, is_hub_name
 from rank_collapse.pretrained.published import RANDOM_WEIGHTS, is_random_name
 from rank_collapse.printed import escape_text, format_count, print_lines
 from rank_collapse.regular import open_regular
-from rank_collapse.struct import refuse_if
 from rank_collapse.text import encoders, tokens, words
 
 NUM_TEXTS, MAX_TOKENS = 4, 64  # of texts; ids that are given are not cut

@@ -17,7 +17,7 @@ import numpy as np
 from array_api_compat import array_namespace as namespace, is_numpy_array, is_torch_array
 
 from rank_collapse.annotations import AnyArray
-from rank_collapse.struct import refuse, refuse_if
+from rank_collapse.checks import refuse, refuse_if
 
 P = ParamSpec("P")
 R = TypeVar("R")

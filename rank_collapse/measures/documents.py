@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rank_collapse.annotations import AnyArray
+from rank_collapse.checks import check_whole, refuse_if
 from rank_collapse.measures.arrays import (
     as_array,
     as_bools,
@@ -16,7 +17,6 @@ from rank_collapse.measures.arrays import (
     namespace,
     on_host,
 )
-from rank_collapse.struct import check_whole, refuse_if
 
 
 class Documents(NamedTuple):

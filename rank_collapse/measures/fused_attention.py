@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from rank_collapse.annotations import AnyArray
+from rank_collapse.checks import check_numbers, check_whole, refuse, refuse_if
 from rank_collapse.measures import documents
 from rank_collapse.measures.arrays import (
     as_array,
@@ -21,7 +22,6 @@ from rank_collapse.measures.attention import (
     largest_weight,
     sink_rate,
 )
-from rank_collapse.struct import check_numbers, check_whole, refuse, refuse_if
 
 
 @where_it_lives

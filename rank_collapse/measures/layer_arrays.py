@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 
+from rank_collapse.checks import refuse, refuse_if
 from rank_collapse.measures.arrays import (
     as_floats,
     is_jax_array,
     match_framework,
     namespace,
 )
-from rank_collapse.struct import refuse, refuse_if
 
 KINDS = {"tokens": ("hidden states", "nd"), "attention": ("attention weights", "hnm")}
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from jaxtyping import Float
 
 from rank_collapse.annotations import AnyArray
+from rank_collapse.checks import check_numbers, refuse_if
 from rank_collapse.measures import documents, spikes
 from rank_collapse.measures.arrays import (
     as_floats,
@@ -20,7 +21,6 @@ from rank_collapse.measures.arrays import (
 from rank_collapse.measures.layer_measures import NEEDS_TWO_TOKENS, measure_states
 from rank_collapse.measures.norms import exact_sum, num_tokens, safe_divide
 from rank_collapse.measures.table import MEASURES
-from rank_collapse.struct import check_numbers, refuse_if
 
 TOKENS = (
     "residual_ratio",

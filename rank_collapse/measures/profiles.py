@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from rank_collapse.annotations import AnyArray
+from rank_collapse.checks import refuse, refuse_if
 from rank_collapse.measures import documents, spikes
 from rank_collapse.measures.arrays import (
     broadcast_mask,
@@ -20,7 +21,6 @@ from rank_collapse.measures.layer_arrays import KINDS, is_attention, stack_layer
 from rank_collapse.measures.layer_measures import measure_states, measure_weights
 from rank_collapse.measures.rounding import layer_limits
 from rank_collapse.measures.table import MEASURES, MeasureName, check_measure_names
-from rank_collapse.struct import refuse, refuse_if
 
 
 class Profile(NamedTuple):

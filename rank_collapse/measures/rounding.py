@@ -3,7 +3,7 @@
 import numpy as np
 
 from rank_collapse.annotations import DType
-from rank_collapse.struct import refuse_if
+from rank_collapse.checks import refuse_if
 
 # 2^−p of the p bits behind the point, by the name of a dtype or its beginning
 _EPSILONS = {

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from rank_collapse.annotations import AnyArray
+from rank_collapse.checks import check_numbers, refuse
 from rank_collapse.measures.arrays import as_floats, namespace, where_it_lives
 from rank_collapse.measures.norms import num_tokens, safe_divide, safe_sqrt, scale_to_unit
 from rank_collapse.measures.residuals import (
@@ -20,7 +21,6 @@ from rank_collapse.measures.residuals import (
     residual_ratio,
     scale_tokens,
 )
-from rank_collapse.struct import check_numbers, refuse
 
 TokenKind = Literal["raw", "unit", "read"]
 Excluded = Literal["spikes"]

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rank_collapse import struct
+from rank_collapse import checks
 from rank_collapse.annotations import AnyArray
 from rank_collapse.measures import attention, residuals, spikes
 
@@ -275,7 +275,7 @@ def check_measure_names(measures: Any, needs: str = "tokens") -> tuple[str, ...]
     names = (measures,) if isinstance(measures, str) else tuple(measures)
     choices = tuple(name for name, measure in MEASURES.items() if measure.needs == needs)
     for name in names:
-        struct.check_choice(
+        checks.check_choice(
             f"measure {name!r}", name, choices, f", which are the measures of {needs}"
         )
     return names

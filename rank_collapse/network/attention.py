@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import ArrayLike, Key, Leaf, Number
 from rank_collapse.network.attention_config import SCORES, Mixing, Score
 from rank_collapse.network.attention_weights import (
@@ -158,7 +158,7 @@ def attention_scores(
         ValueError: An unknown score.
     """
     context = AttentionContext() if context is None else context
-    struct.check_choice(f"score={score!r}", score, SCORES)
+    checks.check_choice(f"score={score!r}", score, SCORES)
     q, k, raw_q = _queries_keys(params, x, y, context, norm_eps, edit)
     if score == "additive":
         pairs = jnp.tanh(q[:, :, None, :] + k[:, None, :, :])  # [h, n, m, k]
@@ -249,7 +249,7 @@ def multi_head_attention(
             )
     if not isinstance(edit, EditPoints):
         for name in edit or ():
-            struct.check_choice(f"place {name!r}", name, EDIT_POINTS, " of attention")
+            checks.check_choice(f"place {name!r}", name, EDIT_POINTS, " of attention")
         edit = EditPoints(edit)
     params = repeat_groups(params)
     context = AttentionContext() if context is None else context

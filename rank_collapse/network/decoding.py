@@ -8,7 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import ArrayLike
 from rank_collapse.network import transformer
 from rank_collapse.network.encoder_decoder import (
@@ -60,10 +60,10 @@ def greedy_decode(
         ValueError: A length that leaves no token, more tokens than positions, or a mark that is not
             a token.
     """
-    max_len = struct.check_whole("max_len", max_len, 1)
+    max_len = checks.check_whole("max_len", max_len, 1)
     for name, mark in (("begin", begin), ("end", end)):
         if not isinstance(mark, jax.core.Tracer):
-            struct.check_whole(name, mark, 0, config.decoder.embedding.vocab_size - 1)
+            checks.check_whole(name, mark, 0, config.decoder.embedding.vocab_size - 1)
     memory = encode(params, source, config, source_mask)
     marks = jnp.asarray(begin, jnp.int32), jnp.asarray(end, jnp.int32)
     return _write(params, memory, source_mask, marks, config, max_len)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeVar
 
-from rank_collapse import struct
+from rank_collapse import checks
 from rank_collapse.network.config import TransformerConfig, check_config
 from rank_collapse.network.layers import NormPlacement
 from rank_collapse.network.residual import Gains, Unprofiled
@@ -224,7 +224,7 @@ def _design_stack(stack, name, norm_placement, learned):
         stack: The network.
         name, norm_placement, learned: See `design`.
     """
-    struct.check_choice(f"design {name!r}", name, DESIGNS)
+    checks.check_choice(f"design {name!r}", name, DESIGNS)
     spec = DESIGNS[name]
     placement = spec.placements[0] if norm_placement is None else norm_placement
     if placement not in spec.placements:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import ArrayLike, Key, Leaf
 from rank_collapse.network import layers
 from rank_collapse.network.layers import NormParams
@@ -65,7 +65,7 @@ class EmbeddingConfig(struct.Struct):
             raise ValueError(
                 f"one of vocab_size={self.vocab_size} and d_input={self.d_input} must be positive"
             )
-        struct.check_choices(self, positions=POSITION_KINDS, projection=PROJECTIONS)
+        checks.check_choices(self, positions=POSITION_KINDS, projection=PROJECTIONS)
 
 
 class EmbeddingParams(struct.Struct):

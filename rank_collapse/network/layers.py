@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import Leaf, Number
 
 NormKind = Literal["layer", "rms"]
@@ -84,9 +84,9 @@ class ResidualConfig(struct.Struct, kw_only=True):
     learned_branch_gain: Any = None
 
     def __post_init__(self):
-        struct.check_choices(self, norm_placement=NORM_PLACEMENTS)
+        checks.check_choices(self, norm_placement=NORM_PLACEMENTS)
         if not callable(self.norm):
-            struct.check_choices(self, norm=NORM_KINDS)
+            checks.check_choices(self, norm=NORM_KINDS)
         if self.parallel and self.norm_placement in ("post", "both"):
             raise ValueError(
                 f"parallel=True does not support norm_placement={self.norm_placement!r}"
@@ -116,9 +116,9 @@ class MLPConfig(struct.Struct, kw_only=True):
     d_shared: int = struct.static(0)
 
     def __post_init__(self):
-        struct.check_choices(self, router=ROUTERS)
+        checks.check_choices(self, router=ROUTERS)
         if not callable(self.mlp):
-            struct.check_choices(self, mlp=MLP_KINDS)
+            checks.check_choices(self, mlp=MLP_KINDS)
 
     def check_experts(self, d_ff: int) -> None:
         """Check that experts divide the hidden units.
@@ -132,7 +132,7 @@ class MLPConfig(struct.Struct, kw_only=True):
                 f"num_experts={self.num_experts} do not divide the {units} units of "
                 f"d_ff={d_ff} − d_shared={self.d_shared} of mlp={self.mlp!r}"
             )
-        struct.check_whole("experts_per_token", self.experts_per_token, 1, self.num_experts)
+        checks.check_whole("experts_per_token", self.experts_per_token, 1, self.num_experts)
 
 
 class NormParams(struct.Struct):
@@ -214,7 +214,7 @@ def get_activation(kind: str | Callable) -> Activation:
     """
     if callable(kind):
         return Activation(kind, lambda z: _quotient_gate(kind, z))
-    struct.check_choice(f"mlp={kind!r}", kind, MLP_KINDS[1:])
+    checks.check_choice(f"mlp={kind!r}", kind, MLP_KINDS[1:])
     return ACTIVATIONS[GATED.get(kind, kind)]
 
 
@@ -236,7 +236,7 @@ def norm_statistics(
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     if callable(kind):
         return jnp.zeros_like(x[:, :1]), kind(x)
-    struct.check_choice(f"norm={kind!r}", kind, NORM_KINDS)
+    checks.check_choice(f"norm={kind!r}", kind, NORM_KINDS)
     mean = jnp.mean(x, axis=-1, keepdims=True)
     if kind == "rms":
         mean = jnp.zeros_like(mean)

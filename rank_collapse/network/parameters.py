@@ -9,7 +9,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import Key, Leaf, Number, Tree
 from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams, repeat_groups
@@ -59,7 +59,7 @@ def init(
         weight_scale: Multiplies every weight matrix; may be traced.
         bias_scale: Standard deviation of the biases (0: none, as in the paper); may be traced.
     """
-    struct.check_numbers("[-inf, inf]", weight_scale=weight_scale, bias_scale=bias_scale)
+    checks.check_numbers("[-inf, inf]", weight_scale=weight_scale, bias_scale=bias_scale)
     key_layers, key_embedding, key_position = jax.random.split(key, 3)
     keys = jax.vmap(lambda l: jax.random.fold_in(key_layers, l))(jnp.arange(config.num_rows))
     stack = jax.vmap(lambda k: init_block(k, config, weight_scale, bias_scale))(keys)

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import Leaf, Number
 
 Position = Literal["none", "rotary", "relative_bias", "relative_key"]
@@ -47,7 +47,7 @@ class PositionConfig(struct.Struct, kw_only=True):
     clamp_distance: int = struct.static(0)
 
     def __post_init__(self):
-        struct.check_choices(self, position=POSITIONS)
+        checks.check_choices(self, position=POSITIONS)
 
     def check_rotary(self, qk_width: int) -> None:
         """Check that rotary positions fit the width of queries and keys.

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse import struct
+from rank_collapse import checks
 from rank_collapse.annotations import ArrayLike, Key, Leaf, Number
 from rank_collapse.network import attention as attn, edits, layers
 from rank_collapse.network.config import TransformerConfig
@@ -238,8 +238,8 @@ def apply(
         ValueError: Inputs of the wrong shape or kind; a memory that is missing or unused; a dropout
             rate without a key; an unknown edit point; an edit that changes a shape.
     """
-    struct.check_numbers("[0, 1]", dropout_rate=dropout_rate)
-    struct.refuse_if(
+    checks.check_numbers("[0, 1]", dropout_rate=dropout_rate)
+    checks.refuse_if(
         dropout_key is None and not isinstance(dropout_rate, jax.core.Tracer) and dropout_rate,
         f"dropout_rate={dropout_rate} needs a dropout_key",
     )

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from rank_collapse import struct
+from rank_collapse import checks
 from rank_collapse.annotations import ArrayLike, Key, Leaf, Number
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.attention_config import Mixing
@@ -210,7 +210,7 @@ def _find_variant(name):
         raise ValueError(
             f"{name!r} is a network, not a variant of attention: use rc.{name}(depth, ...)"
         )
-    struct.check_choice(f"variant {name!r}", name, VARIANTS)
+    checks.check_choice(f"variant {name!r}", name, VARIANTS)
     return VARIANTS[name]
 
 

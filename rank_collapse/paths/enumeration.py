@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from rank_collapse.annotations import AnyArray, ArrayLike
-from rank_collapse.struct import check_choice, check_whole
+from rank_collapse.checks import check_choice, check_whole
 
 ALL_HEADS = -1
 

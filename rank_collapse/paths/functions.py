@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from rank_collapse import struct
+from rank_collapse import checks
 from rank_collapse.annotations import ArrayLike, Tree
 from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.contributions import PathContributions
@@ -229,7 +229,7 @@ def _check_longest(longest, kinds):
     limits = tuple(by_kind.get(kind) for kind in kinds)
     for limit in limits:
         if limit is not None:
-            struct.check_whole("longest", limit, 0)
+            checks.check_whole("longest", limit, 0)
     return limits
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rank_collapse import struct
+from rank_collapse import checks
 from rank_collapse.annotations import ArrayLike, Key, Leaf, Number
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
@@ -46,7 +46,7 @@ def sample_path(key: Key, length: Number, depth: int, num_heads: int) -> Int[Arr
         ValueError: A length outside 0..L (more skips than layers).
     """
     check_lengths(length, depth)
-    struct.check_whole("num_heads", num_heads, 1)
+    checks.check_whole("num_heads", num_heads, 1)
     key_layers, key_heads = jax.random.split(key)
     rank = jax.random.permutation(key_layers, depth)
     heads = jax.random.randint(key_heads, (depth,), 0, num_heads)
@@ -72,7 +72,7 @@ def sample_path_sets(
     check_lengths(lengths, depth)
     counts = {"num_repeats": num_repeats, "num_paths": num_paths, "num_heads": num_heads}
     for name, count in counts.items():
-        struct.check_whole(name, count, 1)
+        checks.check_whole(name, count, 1)
 
     def draw(length, repeat, member):
         """Draws one path, from a key that no other path has."""
@@ -148,11 +148,11 @@ def path_set_states(
         ValueError: In the same cases as `path_state`.
     """
     paths = jnp.asarray(check_paths(paths, config.depth, config.num_heads))
-    struct.refuse_if(
+    checks.refuse_if(
         paths.ndim < 2 or not paths.shape[-2],
         f"paths of shape {paths.shape} are not sets [..., p, L]",
     )
-    struct.check_choice(f"semantics={semantics!r}", semantics, SEMANTICS)
+    checks.check_choice(f"semantics={semantics!r}", semantics, SEMANTICS)
     params, prepared = prepare_inputs(params, x, config, covers=COVERS[semantics], **inputs)
     return _sum_paths(params, prepared, config, paths, semantics, no_sub_path, keep)
 

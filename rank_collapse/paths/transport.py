@@ -19,7 +19,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from rank_collapse import struct
+from rank_collapse import checks
 from rank_collapse.annotations import ArrayLike, Leaf, Tree
 from rank_collapse.measures.residuals import effective_rank
 from rank_collapse.network.config import TransformerConfig
@@ -122,7 +122,7 @@ def transport(
             f"branches={branches!r} is a dict, but transport counts one kind of branch; pass its "
             "pattern as a string"
         )
-    layer, skip = struct.check_whole("layer", layer, 0), struct.check_whole("skip", skip, 0)
+    layer, skip = checks.check_whole("layer", layer, 0), checks.check_whole("skip", skip, 0)
     direction = jnp.asarray(direction)
     num_sources = []
 
@@ -218,7 +218,7 @@ def transport_ranks(
     """
     shape = jax.eval_shape(fn, jnp.asarray(x))
     n, d = shape.shape
-    source = struct.check_whole("source", source, 0, n - 1)
+    source = checks.check_whole("source", source, 0, n - 1)
     distances = np.arange(n - source) if distances is None else np.asarray(distances)
     if distances.min() < 0 or source + distances.max() >= n:
         raise ValueError(

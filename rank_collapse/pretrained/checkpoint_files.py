@@ -14,11 +14,11 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.extras import import_package
 from rank_collapse.pretrained.entries import Settings
 from rank_collapse.pretrained.published import suggest_names
 from rank_collapse.printed import format_one_line, quote_value
-from rank_collapse.struct import refuse_if
 from rank_collapse.text.text_files import read_json
 
 _DTYPES = {

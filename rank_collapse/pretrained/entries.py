@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.printed import quote_value
-from rank_collapse.struct import refuse_if
 
 Settings = dict[str, Any]
 

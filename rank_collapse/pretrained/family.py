@@ -7,6 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.network.config import DEFAULTS, TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.parameters import TransformerParams
@@ -37,7 +38,6 @@ from rank_collapse.pretrained.random_weights import (
 )
 from rank_collapse.pretrained.weights import Unembedding, Weights as Weights
 from rank_collapse.printed import quote_value
-from rank_collapse.struct import refuse_if
 
 ACTIVATIONS = {
     "gelu": "gelu",

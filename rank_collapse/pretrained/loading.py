@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse.annotations import DType, Key
+from rank_collapse.checks import refuse_if
 from rank_collapse.extras import import_package
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
@@ -27,7 +28,6 @@ from rank_collapse.pretrained.published import PUBLISHED, RANDOM, is_random_name
 from rank_collapse.pretrained.random_weights import RandomWeights
 from rank_collapse.pretrained.weights import CheckpointWeights
 from rank_collapse.printed import format_one_line
-from rank_collapse.struct import refuse_if
 
 # Models of images and text, of which the language model is read.
 TEXT_PARTS = {"gemma3": "gemma3_text"}

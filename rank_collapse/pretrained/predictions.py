@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse import struct
 from rank_collapse.annotations import AnyArray, ArrayLike, DType, Leaf
+from rank_collapse.checks import refuse_if
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.passes import States, WalkResult
 from rank_collapse.network.precision import full_precision
@@ -30,7 +31,6 @@ from rank_collapse.paths.channels import ByLength
 from rank_collapse.paths.frozen import Frozen, freeze_final
 from rank_collapse.paths.next_token import NextToken, add_words, empty_next_token
 from rank_collapse.pretrained.weights import Table, Unembedding
-from rank_collapse.struct import refuse_if
 
 WORDS = 2048  # of the vocabulary at once: bounds the memory of the logits of all sums
 

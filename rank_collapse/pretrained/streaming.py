@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.annotations import AnyArray, Number, Tree
+from rank_collapse.checks import check_whole, refuse
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
@@ -33,7 +34,6 @@ from rank_collapse.network.walk import Layer
 from rank_collapse.pretrained.opened import Source
 from rank_collapse.pretrained.weights import stored_values
 from rank_collapse.printed import format_count
-from rank_collapse.struct import check_whole, refuse
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rank_collapse.annotations import ArrayLike
+from rank_collapse.checks import refuse_if
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import as_batch
 from rank_collapse.network.measured.heads import measure_heads
@@ -40,7 +41,6 @@ from rank_collapse.pretrained.report import compute_length_laws, mean_lengths
 from rank_collapse.pretrained.streaming import Group, State, stream
 from rank_collapse.pretrained.weights import Unembedding
 from rank_collapse.printed import format_count
-from rank_collapse.struct import refuse_if
 
 STATES = ("residual_ratio", "token_cosine", "effective_rank", "spike_norm", "spike_share")
 READ = ("residual_ratio", "token_cosine", "effective_rank")

@@ -17,8 +17,8 @@ import numpy as np
 
 from rank_collapse import struct
 from rank_collapse.annotations import AnyArray, ArrayLike, DType, Leaf, Tree
+from rank_collapse.checks import refuse, refuse_if
 from rank_collapse.printed import format_count
-from rank_collapse.struct import refuse, refuse_if
 
 
 class Weights:

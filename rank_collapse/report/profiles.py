@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.measures.profiles import Profile
 from rank_collapse.report import figures
-from rank_collapse.struct import refuse_if
 
 
 @figures.styled

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.regular import read_regular
 from rank_collapse.runs.files import RunError, make_folder, open_log, write_atomically
-from rank_collapse.struct import refuse_if
 
 NAME = "metrics.jsonl"
 FOLDER = "metrics"  # of a run of several networks: a file for each, metrics/<network>.jsonl

@@ -18,8 +18,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rank_collapse.annotations import AnyArray, Key, Tree
+from rank_collapse.checks import check_whole, refuse_if
 from rank_collapse.runs.states import is_key
-from rank_collapse.struct import check_whole, refuse_if
 
 AXIS = "seeds"
 KEYS = 64  # that one program makes at a time

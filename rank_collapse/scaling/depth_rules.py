@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import Key, Leaf, Number
 from rank_collapse.network import parameters
 from rank_collapse.network.config import TransformerConfig, check_config
@@ -106,7 +106,7 @@ class DepthRule(struct.Struct):
         Raises:
             ValueError: init="reference", where some matrices have a variance of 1/fan-in.
         """
-        struct.refuse_if(
+        checks.refuse_if(
             config.init == "reference",
             "init='reference' draws matrices from two distributions: use init='bert' or 'lecun'",
         )
@@ -138,8 +138,8 @@ class DepthRule(struct.Struct):
         import optax  # here: it takes half a second, which `--help` need not
 
         rates = {} if callable(rate) else {"rate": rate}
-        struct.check_numbers("[0, inf)", **rates, weight_decay=weight_decay, eps=eps)
-        struct.check_numbers("[0, 1)", b1=b1, b2=b2)
+        checks.check_numbers("[0, inf)", **rates, weight_decay=weight_decay, eps=eps)
+        checks.check_numbers("[0, 1)", b1=b1, b2=b2)
 
         def group_optimizer(factors):
             """Makes the AdamW of one group from its factors."""
@@ -183,9 +183,9 @@ class DepthRule(struct.Struct):
         Raises:
             ValueError: A rate, decay or ε below 0 or not finite, or blocks of another model.
         """
-        struct.check_numbers("[0, inf)", rate=rate, weight_decay=weight_decay, eps=eps)
+        checks.check_numbers("[0, inf)", rate=rate, weight_decay=weight_decay, eps=eps)
         inside = {id(p) for p in blocks.parameters()}
-        struct.refuse_if(
+        checks.refuse_if(
             not inside or not inside <= {id(p) for p in module.parameters()},
             "blocks do not belong to this module: some of their parameters are not among its own",
         )
@@ -230,7 +230,7 @@ def depth_rule(name: RuleName, base: TransformerConfig) -> DepthRule:
         ValueError: An unknown name, or a base that is not a network.
     """
     check_config(base, "base")
-    struct.check_choice(f"depth rule {name!r}", name, RULES)
+    checks.check_choice(f"depth rule {name!r}", name, RULES)
     return DepthRule(base, **RULES[name])
 
 

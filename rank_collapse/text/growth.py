@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.extras import import_package
-from rank_collapse.struct import refuse_if
 
 MOST_LETTERS = 20_000_000  # of a text as its tokenizer splits it: about 0.4 GB there
 _FOLDED = 18  # letters that Unicode makes of one at most, in NFKC

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from rank_collapse.struct import refuse_if
+from rank_collapse.checks import refuse_if
 from rank_collapse.text.text_files import read_table, read_utf8
 
 TEXT_COLUMNS = ("sentence1", "sentence2", "sentence", "text")

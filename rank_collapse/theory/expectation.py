@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import ArrayLike, Number
 from rank_collapse.network import covers
 from rank_collapse.network.attention_weights import equal_weights
@@ -83,7 +83,7 @@ def update_sizes(config: TransformerConfig, size: Number = 1.0) -> dict[str, dic
     Args:
         size: ‖W* − W‖_F/‖W‖_F of each matrix of each layer.
     """
-    struct.check_numbers("[0, inf]", arrays=True, size=size)
+    checks.check_numbers("[0, inf]", arrays=True, size=size)
     layer_sizes = jnp.broadcast_to(jnp.square(jnp.asarray(size, jnp.float32)), (config.depth,))
     absent = () if config.mlp in GATED else ("w_gate",)
     return {
@@ -300,9 +300,9 @@ def collapse_law(
     Raises:
         ValueError: An unknown placement, no token, or a variance below 0.
     """
-    struct.check_numbers("[1, inf)", arrays=True, num_tokens=num_tokens)
-    struct.check_numbers("[0, inf]", arrays=True, score_variance=score_variance)
-    struct.refuse_if(
+    checks.check_numbers("[1, inf)", arrays=True, num_tokens=num_tokens)
+    checks.check_numbers("[0, inf]", arrays=True, score_variance=score_variance)
+    checks.refuse_if(
         norm_placement not in ("post", "pre"),
         f"norm_placement={norm_placement!r} is not 'post' or 'pre'",
     )

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import AnyArray, ArrayLike, Number, Tree
 from rank_collapse.measures.arrays import as_floats, namespace
 from rank_collapse.network import covers
@@ -118,7 +118,7 @@ def log_trace(
     Args:
         params, x, config, replicas, **inputs: See `log_residual_profile`.
     """
-    replicas = struct.check_whole("replicas", replicas, 0)
+    replicas = checks.check_whole("replicas", replicas, 0)
     params, prepared = prepare_inputs(params, x, config, covers=LogScaled.covers, **inputs)
     params, prepared = at_least_float32(params, prepared)
     return run_pass(LogPass(replicas), params, prepared, config)

@@ -17,7 +17,7 @@ from torch import nn
 
 from rank_collapse.agree.other_inputs import OtherInputs
 from rank_collapse.agree.recording import BRANCHES, write_tensors
-from rank_collapse.struct import refuse_if
+from rank_collapse.checks import refuse_if
 from rank_collapse.torch.caches import CacheRows
 from rank_collapse.torch.layers import (
     ATTENTION,

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from rank_collapse.checks import check_numbers, check_whole, refuse_if
 from rank_collapse.printed import format_count
 from rank_collapse.runs import seeds
-from rank_collapse.struct import check_numbers, check_whole, refuse_if
 from rank_collapse.training.engine.functions import Functions
 from rank_collapse.training.engine.program import Program
 from rank_collapse.training.engine.runs import Runs, join_pieces

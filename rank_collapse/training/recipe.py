@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import Number, Tree
 from rank_collapse.network.config import TransformerConfig, check_config
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
@@ -68,10 +68,10 @@ class Recipe:
 
     def __post_init__(self):
         struct.check_static_fields(self, num_outputs=1, batch_size=1, unroll=1, num_epochs=0)
-        struct.check_numbers("[0, 1)", b1=self.b1, b2=self.b2)
+        checks.check_numbers("[0, 1)", b1=self.b1, b2=self.b2)
         norm = math.inf if self.clip_norm is None else self.clip_norm
-        struct.check_numbers("(0, inf]", eps=self.eps, clip_norm=norm, decay=self.decay)
-        struct.check_choices(self, loss=tuple(LOSSES), schedule=SCHEDULES, optimizer=OPTIMIZERS)
+        checks.check_numbers("(0, inf]", eps=self.eps, clip_norm=norm, decay=self.decay)
+        checks.check_choices(self, loss=tuple(LOSSES), schedule=SCHEDULES, optimizer=OPTIMIZERS)
         is_pair = isinstance(self.config, EncoderDecoderConfig)
         if not is_pair:
             check_config(self.config)
@@ -96,7 +96,7 @@ class Recipe:
             ),
         }
         for message, is_fault in faults.items():
-            struct.refuse_if(is_fault, message)
+            checks.refuse_if(is_fault, message)
 
 
 class Hyper(struct.Struct):
@@ -165,7 +165,7 @@ def check_hyper(hyper: Hyper, recipe: Recipe) -> None:
         ValueError: A value outside of its range, or of the wrong type.
     """
     kind, network = type(hyper).__name__, getattr(hyper, "network", None)
-    struct.refuse(
+    checks.refuse(
         (not isinstance(hyper, Hyper), f"hyper is a {kind}, not a Hyper"),
         (
             not isinstance(network or {}, Mapping),
@@ -174,10 +174,10 @@ def check_hyper(hyper: Hyper, recipe: Recipe) -> None:
     )
     numbers = hyper.replace(dropout=0.0) if hyper.dropout is None else hyper
     for name, interval in INTERVALS.items():
-        struct.check_numbers(interval, arrays=True, **{name: getattr(numbers, name)})
+        checks.check_numbers(interval, arrays=True, **{name: getattr(numbers, name)})
     product = {"dropout * output_dropout": numbers.dropout * numbers.output_dropout}
-    struct.check_numbers("[0, 1)", arrays=True, **product)
-    struct.refuse_if(
+    checks.check_numbers("[0, 1)", arrays=True, **product)
+    checks.refuse_if(
         recipe.loss != "cross_entropy" and np.any(hyper.label_smoothing),
         f"label_smoothing={hyper.label_smoothing} smooths classes, but loss={recipe.loss!r} has "
         "none",

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
+from rank_collapse.checks import check_choice, check_whole
 from rank_collapse.measures.spikes import TOKENS
 from rank_collapse.printed import format_count
-from rank_collapse.struct import check_choice, check_whole
 from rank_collapse.watch.names import PARTS
 from rank_collapse.watch.recorder import (
     LeftOut,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rank_collapse.annotations import ArrayLike, Tree
+from rank_collapse.checks import check_whole
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
@@ -20,7 +21,6 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import scale_summands
 from rank_collapse.network.transformer import LayerValues, compute_layer
 from rank_collapse.network.walk import Layer, SublayerValues
-from rank_collapse.struct import check_whole
 
 
 @full_precision

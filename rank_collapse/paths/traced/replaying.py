@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.agree.other_inputs import OtherInputs
-from rank_collapse.struct import refuse_if
+from rank_collapse.checks import refuse_if
 
 # Where a value comes from: not from the stream, from a replaced state, from a state of this run.
 OUTSIDE, REPLACED, ITS_OWN = range(3)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from rank_collapse.annotations import ArrayLike
+from rank_collapse.checks import refuse, refuse_if
 from rank_collapse.pretrained.entries import Settings
 from rank_collapse.pretrained.family import (
     USUAL_READS,
@@ -21,7 +22,6 @@ from rank_collapse.pretrained.family import (
     Names,
     count_entry,
 )
-from rank_collapse.struct import refuse, refuse_if
 
 _OUTSIDE = {
     "embedding.w_in": Leaf("embeddings.patch_embeddings.projection.weight", "d c y x -> (c y x) d"),
