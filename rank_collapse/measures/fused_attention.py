@@ -1,4 +1,7 @@
-"""Attention of some queries from queries and keys: fused attention never has the weights."""
+"""Measures of the attention weights of some queries, computed from queries and keys.
+
+They are for models whose fused attention returns no weights.
+"""
 
 from typing import Any, Literal
 
@@ -41,10 +44,9 @@ def attention_rows(
     soft_cap: AnyArray | None = None,
     sink: float = 0.3,
 ) -> dict[str, Float[AnyArray, "..."]]:
-    """Measure the weights softmax(scale · q_i·k_j) of some queries i; for these queries the
-    measures are exact.
+    """Measure the weights softmax(scale · q_i·k_j) of some queries i, exactly for these queries.
 
-    With a soft cap c, as in Gemma 2, softmax(c tanh(scale · q_i·k_j / c)).
+    With a soft cap c, as in Gemma 2, the weights are softmax(c tanh(scale · q_i·k_j / c)).
 
     Takes O(r m k) operations and O(h r m) memory for r queries and m keys. Means are over the
     measured queries that exist and may attend to a key.
@@ -115,6 +117,10 @@ def attention_rows(
         )
         segments = documents.join_rows(segments, n)
     refuse_if(num_segments is not None and segments is None, "num_segments= needs segments=")
+    scale = d**-0.5 if scale is None else scale
+    check_numbers("[-inf, inf]", scale=scale)
+    if soft_cap is not None:
+        check_numbers("(0, inf]", soft_cap=soft_cap)
     if num_segments is not None:
         options = {"causal": causal, "window": window, "scale": scale, "soft_cap": soft_cap}
         return _measure_by_document(q, k, segments, exists, num_segments, sink, options)
@@ -147,10 +153,6 @@ def attention_rows(
     counted = xp.any(allowed, axis=-1)
     if m == n:
         counted = counted & xp.take(keys[..., 0, :], rows, axis=-1)
-    scale = d**-0.5 if scale is None else scale
-    check_numbers("[-inf, inf]", scale=scale)
-    if soft_cap is not None:
-        check_numbers("(0, inf]", soft_cap=soft_cap)
     p = _softmax_rows(q, k, rows, scale, soft_cap, allowed)
     return _measure_rows(p, counted, keys[..., 0, :], sink)
 
@@ -193,7 +195,7 @@ def _measure_by_document(q, k, segments, exists, num_segments, sink, options):
         options: "causal", "window", "scale" and "soft_cap".
     """
     q, k = q.reshape((-1, *q.shape[-3:])), k.reshape((-1, *k.shape[-3:]))
-    xp, (b, _, n, d) = namespace(q), q.shape
+    xp, (b, _, n, _) = namespace(q), q.shape
     exists = None if exists is None else exists.reshape((-1, n))
     numbers, are_too_many, num_segments = documents.number_documents(
         q, segments, exists, (b, n), num_segments
@@ -207,11 +209,7 @@ def _measure_by_document(q, k, segments, exists, num_segments, sink, options):
     allowed = is_pair & (distance >= 0) if options["causal"] else is_pair
     if options["window"] is not None:
         allowed = allowed & (xp.abs(distance) < options["window"])
-    scale = d**-0.5 if options["scale"] is None else options["scale"]
-    check_numbers("[-inf, inf]", scale=scale)
-    if options["soft_cap"] is not None:
-        check_numbers("(0, inf]", soft_cap=options["soft_cap"])
-    p = _softmax_rows(q, k, rows, scale, options["soft_cap"], allowed[:, None])
+    p = _softmax_rows(q, k, rows, options["scale"], options["soft_cap"], allowed[:, None])
 
     def measure_document(number):
         is_token = (numbers == number)[:, None]
