@@ -174,7 +174,7 @@ def _measure_by_document(arrays, segments, num_segments, sink, choice):
             "read", the input of the attention, if it is measured.
         segments, num_segments: See `monitor`.
         sink: See `monitor`.
-        choice: Result of `spikes.choose_tokens`.
+        choice: Options of `spikes.choose_tokens`: "tokens", "exclude" and "threshold".
     """
     x, mask, read = arrays["x"], arrays["mask"], arrays.get("read")
     numbers, are_too_many, num_segments = documents.number_documents(
@@ -263,7 +263,7 @@ def _mean_over_examples(values, count, least=1):
     Args:
         values: One value for each example, with further axes.
         count: Number of tokens of each, [b].
-        least: Smallest number of examples that is enough.
+        least: Smallest number of tokens that is enough.
     """
     xp = namespace(values)
     is_enough = (count >= least).reshape((-1,) + (1,) * (values.ndim - 1))

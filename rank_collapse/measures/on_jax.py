@@ -15,9 +15,7 @@ from jaxtyping import Array
 from rank_collapse.annotations import AnyArray, Leaf
 
 
-def run_on_host(
-    measure: Callable[..., Any], args: tuple, options: Mapping[str, object]
-) -> AnyArray:
+def run_on_host(measure: Callable[..., Any], args: tuple, options: Mapping[str, object]) -> Any:
     """Call measure(*args, **options) in full precision; with NumPy if all arrays are in the host's
     memory.
 
@@ -121,7 +119,7 @@ def as_jax(x: AnyArray) -> Leaf:
 @functools.cache
 def compile_function(
     function: Callable[..., Any], static_argnums: tuple[int, ...] = ()
-) -> AnyArray:
+) -> Callable[..., Any]:
     """Compile a function of a module as one program, once."""
     return jax.jit(function, static_argnums=static_argnums)
 
@@ -139,7 +137,7 @@ def repeat_step(step: Callable[[Array], Array], v: Array, times: int, x: Array) 
     return jax.lax.scan(lambda v, _: (step(v), None), v, None, length=times)[0]
 
 
-def map_numbers(function: Callable[[Array], Any], count: int) -> AnyArray:
+def map_numbers(function: Callable[[Array], Any], count: int) -> Any:
     """Call a function of 0 to count − 1, one after the other, and stack the results."""
     return jax.lax.map(function, jnp.arange(count))
 

@@ -1,7 +1,7 @@
 """Measurements layer by layer, of one example or a batch."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -54,7 +54,7 @@ class Profile(NamedTuple):
 
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
-        def __getattr__(self, name: str) -> AnyArray:
+        def __getattr__(self, name: str) -> Any:
             measures = self.measures if isinstance(self.measures, Mapping) else ()  # or a leaf
             names = ", ".join(f"profile[{measure!r}]" for measure in measures)
             message = f"Profile has no {name!r}; a measure is read by its name: {names}"
@@ -77,7 +77,7 @@ class Profile(NamedTuple):
         refuse_if(len(shape) not in (1, 2), f"a profile of shape {shape} is not [l] or [l, b]")
         return dict(zip(("layer", "example"), shape, strict=False)), columns
 
-    def to_pandas(self) -> AnyArray:
+    def to_pandas(self) -> Any:
         """Convert to a DataFrame with a row per layer, or per layer and example."""
         import pandas as pd
 
@@ -87,7 +87,7 @@ class Profile(NamedTuple):
             index = index.get_level_values(0)
         return pd.DataFrame({name: a.reshape(-1) for name, a in columns.items()}, index=index)
 
-    def to_xarray(self) -> AnyArray:
+    def to_xarray(self) -> Any:
         """Convert to a Dataset over "layer", or over "layer" and "example"."""
         import xarray as xr
 
@@ -206,12 +206,12 @@ def profile(
     return make_profile(values, limit)
 
 
-def make_profile(values: Mapping[str, object], limit: AnyArray) -> Profile:
+def make_profile(values: Mapping[str, object], limit: float | np.ndarray) -> Profile:
     """Make a `Profile` of the measures of every layer.
 
     Args:
         values: Measures and notes [l] or [l, b], as `measure_states` gives them.
-        limit: `rounding_limit` of the states' dtype, a number or one for each layer [l].
+        limit: `rounding_limit` of the states' dtype: one number, or one for each layer [l].
     """
     measures = {name: a for name, a in values.items() if name not in Profile._fields}
     if "residual_ratio" not in measures:

@@ -41,13 +41,21 @@ MeasureName = Literal[
 
 
 class Threshold(NamedTuple):
-    """A bound that a metric should not cross."""
+    """A bound that a metric should not cross.
 
-    name: str  # The metric, also of a part of a network: "loss", and "decoder.loss"
-    value: float  # The bound
-    above: bool = False  # Whether passing means above it; below otherwise
-    meaning: str = ""  # Named in the alarm
-    # Whether the metric has to be finite: NaN (null in a file) or infinity passes too
+    Attributes:
+        name: The metric, such as "loss". It also stands for the metric of a part of a network, such
+            as "decoder.loss".
+        value: The bound.
+        above: Whether a metric crosses the bound when it is above it; below it otherwise.
+        meaning: What an alarm says about a metric that crosses the bound.
+        finite: Whether NaN (null in a file) and infinity cross the bound, too.
+    """
+
+    name: str
+    value: float
+    above: bool = False
+    meaning: str = ""
     finite: bool = False
 
 
@@ -56,7 +64,7 @@ class Measure:
     """One measure, which can be called like its function.
 
     Attributes:
-        of: measure(x, mask=...), pure, of one array.
+        of: The function measure(x, mask=...) of one array, which is pure.
         needs: "tokens", x [n, d]; "attention", weights x [..., n, m]; or "scores" before the
             softmax [..., n, m].
         cost: Operations, up to a factor; h heads.
