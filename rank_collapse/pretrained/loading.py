@@ -37,9 +37,9 @@ def settings_of(source: object, part: str | None = None) -> Settings:
     """Read the entries of a config.json, completed by the family's defaults.
 
     Args:
-        source: A checkpoint folder; "hf:" and a name on the hub, see `hub`; "random:" and the name
-            of one of `PUBLISHED`, of a folder or of a model on the hub, whose architecture then
-            gets random weights; or a dictionary with the entries of a config.json, including
+        source: A checkpoint folder; "hf:" and a name on the hub, see `hub_folder`; "random:" and
+            the name of one of `PUBLISHED`, of a folder or of a model on the hub, whose architecture
+            then gets random weights; or a dictionary with the entries of a config.json, including
             `model_type`.
         part: "encoder" or "decoder" of a model that has both (T5); its encoder by default.
 

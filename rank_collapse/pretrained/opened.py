@@ -36,7 +36,7 @@ class MaskedHead(struct.Struct):
 
     @full_precision
     def read(self, states: Float[AnyArray, "*b n d"]) -> Float[Array, "*b n e"]:
-        """Compute N(φ(Y W + b)) of outputs: what `next_token.token_losses` applies the table to.
+        """Compute N(φ(Y W + b)) of outputs: what `predictions.token_losses` applies the table to.
 
         Args:
             states: Y [..., n, d], after the final norm.

@@ -117,7 +117,7 @@ def train_step(
     hyper: Hyper,
     recipe: Recipe,
 ) -> tuple[TrainState, Float[Array, ""]]:
-    """Makes one Adam step on one batch.
+    """Makes one step of the optimizer on one batch.
 
     Args:
         state: State before the step.
