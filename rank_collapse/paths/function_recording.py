@@ -1,6 +1,8 @@
 """Recordings of any JAX function with scopes, for `rank-collapse agree`.
 
-rc.record_function(model, x, "b.safetensors", branches={"attention": "att", "mlp": "mlp"})
+Example:
+
+    rc.record_function(model, x, "b.safetensors", branches={"attention": "att", "mlp": "mlp"})
 """
 
 import os
