@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 import jax
 
-from rank_collapse.annotations import Leaf as Leaf
 from rank_collapse.checks import check_choice, check_fields, check_numbers, check_whole
 
 T = TypeVar("T")

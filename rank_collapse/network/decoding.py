@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse import checks, struct
-from rank_collapse.annotations import ArrayLike
+from rank_collapse.annotations import ArrayLike, Leaf
 from rank_collapse.network import transformer
 from rank_collapse.network.encoder_decoder import (
     EncoderDecoderConfig,
@@ -29,9 +29,9 @@ class Decoded(struct.Struct):
         logits: [n, c], from which each token was chosen; the logits after the end have no meaning.
     """
 
-    tokens: struct.Leaf
-    exists: struct.Leaf
-    logits: struct.Leaf
+    tokens: Leaf
+    exists: Leaf
+    logits: Leaf
 
 
 def greedy_decode(

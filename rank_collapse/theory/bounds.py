@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.annotations import ArrayLike, Number, Tree
+from rank_collapse.annotations import ArrayLike, Leaf, Number, Tree
 from rank_collapse.network import covers, layers
 from rank_collapse.network.attention import AttentionParams, attention_scores
 from rank_collapse.network.config import TransformerConfig
@@ -29,11 +29,11 @@ LEMMA_THRESHOLD = 1.2564312086261697  # the positive root of eˣ = 1 + 2x
 class Sides(struct.Struct):
     """The two sides of a bound, as decimal logarithms of ‖.‖_{1,∞}."""
 
-    log10_lhs: struct.Leaf  # The residual around the mean token
-    log10_rhs: struct.Leaf  # The bound; NaN where it does not cover the network
+    log10_lhs: Leaf  # The residual around the mean token
+    log10_rhs: Leaf  # The bound; NaN where it does not cover the network
     # log10_rhs − log10_lhs: how many powers of ten the bound lies above the residual; negative
     # where it is violated, NaN where both sides are 0
-    tightness: struct.Leaf
+    tightness: Leaf
 
 
 class PublishedSides(Sides):
@@ -42,7 +42,7 @@ class PublishedSides(Sides):
     `log10_rhs` is the bound with γ*, the least γ that its lemma admits in all heads.
     """
 
-    log10_rhs_first: struct.Leaf  # The bound with γ = 1, as in the first version of the paper
+    log10_rhs_first: Leaf  # The bound with γ = 1, as in the first version of the paper
 
 
 # Scores x_i W_QK x_jᵀ plus what is constant along a row or given.

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse import checks, struct
-from rank_collapse.annotations import ArrayLike, Number
+from rank_collapse.annotations import ArrayLike, Leaf, Number
 from rank_collapse.network import covers
 from rank_collapse.network.attention_weights import equal_weights
 from rank_collapse.network.config import TransformerConfig
@@ -48,7 +48,7 @@ class ExpectedTrace(struct.Struct):
     hidden: token_kernel.TokenKernel  # Of X^0 .. X^L, leaves [L + 1, ...]
     output: token_kernel.TokenKernel  # After the final norm, where there is one
     # [s], γ² Var f/(λ² Var x + γ² Var f), each branch's share in the sum it joins: β_ii²
-    shares: struct.Leaf
+    shares: Leaf
 
     @property
     def log_one_minus_cosine(self) -> Float[Array, "*b l"]:
