@@ -91,8 +91,6 @@ class LayerPass:
 class LayerMeasure(LayerPass):
     """A measure of every layer by itself: (layer, x, layer_values) → arrays."""
 
-    covers: ClassVar[Covers] = EVERYTHING
-
     measure: Callable[..., Tree]  # a function of a module
 
     def measure_layer(
@@ -105,8 +103,6 @@ class LayerMeasure(LayerPass):
 @dataclasses.dataclass(frozen=True)
 class States(LayerPass):
     """The hidden states X^0 .. X^L, or a measure of each, [L + 1, ...]."""
-
-    covers: ClassVar[Covers] = EVERYTHING
 
     def measure(self, x: Float[Array, "n d"], mask: ArrayLike | None = None) -> Tree:
         """Measure one state; the mask Bool [n] marks the tokens that exist. The default returns the
@@ -133,8 +129,6 @@ class States(LayerPass):
 @dataclasses.dataclass(frozen=True)
 class OutputPass(LayerPass):
     """The output of the network, [n, d], and nothing of its layers."""
-
-    covers: ClassVar[Covers] = EVERYTHING
 
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree

@@ -4,7 +4,7 @@ Axis letters: n tokens, d width, l layers, s removed layers.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,6 @@ from jaxtyping import Array, Float, Int
 from rank_collapse.annotations import ArrayLike, Tree
 from rank_collapse.checks import check_whole
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, States, WalkResult, run_pass
@@ -134,8 +133,6 @@ def attention_share(layer: Layer, x: Array, layer_values: LayerValues) -> Float[
 @dataclasses.dataclass(frozen=True)
 class InfluencePass(States):
     """`layer_influence` layer by layer, which needs the states of all layers at the end."""
-
-    covers: ClassVar[Covers] = EVERYTHING
 
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
