@@ -186,8 +186,8 @@ def length_sums(
         states = jnp.concatenate([states, states.sum(axis=0, keepdims=True)])
         return {
             "lengths": logit_attribution(sums.by_attention_length, model.classifier),
-            "offset": classify_states(model.classifier, sums.offset, normalize=False),
-            "truncated": classify_states(model.classifier, short, normalize=False),
+            "offset": classify_states(model.classifier, sums.offset, normalise=False),
+            "truncated": classify_states(model.classifier, short, normalise=False),
             "squares": jnp.sum(jnp.square(states), axis=(1, 2)),
         }
 

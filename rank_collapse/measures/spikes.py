@@ -16,8 +16,8 @@ from rank_collapse.measures.arrays import as_floats, namespace, where_it_lives
 from rank_collapse.measures.norms import num_tokens, safe_divide, safe_sqrt, scale_to_unit
 from rank_collapse.measures.residuals import (
     compute_residual,
+    divide_by_norms,
     nan_if_empty,
-    normalize_tokens,
     residual_ratio,
     scale_tokens,
 )
@@ -75,7 +75,7 @@ def choose_tokens(
         is_spike = exists & is_long
         mask, left_out = exists & ~is_spike, xp.sum(is_spike, axis=-1)
     if tokens == "unit":
-        x, _ = normalize_tokens(x)
+        x, _ = divide_by_norms(x)
     elif tokens == "read":
         x = as_floats(read)
     return x, mask, left_out

@@ -232,5 +232,5 @@ def replay(
         x, sublayers = walk_layer(RecordedTokens(), layer, x)
         return x, measure(layer, sublayers)
 
-    inputs = PreparedInputs(x=trace.hidden[0], context=trace.context)
-    return walk_layers(step, inputs.x, params, inputs, config, extra=trace.layers)[1]
+    prepared = PreparedInputs(x=trace.hidden[0], context=trace.context)
+    return walk_layers(step, prepared.x, params, prepared, config, extra=trace.layers)[1]

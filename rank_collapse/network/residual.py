@@ -163,7 +163,7 @@ def scale_norm(norm: layers.NormParams | None, gain: Number, width: int) -> laye
     return layers.NormParams(gain=gain * norm.gain, bias=bias)
 
 
-def normalize_tokens(spec: ResidualSpec, x: Float[Array, "n d"]) -> Float[Array, "n d"]:
+def normalise_tokens(spec: ResidualSpec, x: Float[Array, "n d"]) -> Float[Array, "n d"]:
     """Apply the spec's norm to ordinary tokens."""
     return layers.apply_norm(spec.norm, x, spec.norm_kind, spec.eps)
 
@@ -193,7 +193,7 @@ def scale_summands(
         branch_output: The output before N', as a trace keeps it.
     """
     if spec.norms_branch:
-        branch_output = normalize_tokens(spec.at_branch, branch_output)
+        branch_output = normalise_tokens(spec.at_branch, branch_output)
     stream = apply_gain(spec.skip_gain, x) if spec.skip else x
     return stream, apply_gain(spec.branch_gain, branch_output)
 

@@ -31,7 +31,7 @@ from rank_collapse.network.inputs import batch_size, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import (
     add_to_stream,
-    normalize_tokens,
+    normalise_tokens,
 )
 from rank_collapse.network.trace import LayerTrace, Trace
 from rank_collapse.network.walk import (
@@ -67,7 +67,7 @@ class TokenAlgebra(Algebra):
 
     def apply_norm(self, layer, spec, x):
         """Normalise tokens [n, d]."""
-        return normalize_tokens(spec, x)
+        return normalise_tokens(spec, x)
 
     def add_branch(self, layer, spec, x, branch_output):
         """Add a branch to the tokens of the residual stream, with the gains of both."""

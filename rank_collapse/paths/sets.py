@@ -225,17 +225,17 @@ def classify_states(
     classifier: tuple[ArrayLike, ArrayLike],
     state: Float[Array, "*s n d"],
     *,
-    normalize: bool = True,
+    normalise: bool = True,
 ) -> Float[Array, "*s n c"]:
     """Compute logits of summed path states: LayerNorm without gain and bias, then the classifier.
 
     Args:
         classifier: (w [d, c], b [c]).
         state: Hidden states, or sums of path states.
-        normalize: False for the full model, which has normalised its output.
+        normalise: False for the full model, which has normalised its output.
     """
     w, b = classifier
-    if normalize:
+    if normalise:
         flat = layers.apply_norm(None, state.reshape(-1, state.shape[-1]))
         state = flat.reshape(state.shape)
     return state @ w + b.reshape((1,) * (state.ndim - 1) + b.shape)

@@ -170,7 +170,7 @@ def test_every_case_equals_the_published_code(reference, as_users, request):
     @jax.jit
     def compute_logits(params, inputs):
         states = jax.vmap(lambda x: apply(params, x, config).output)(inputs)
-        return classify_states(classifier, states, normalize=False)
+        return classify_states(classifier, states, normalise=False)
 
     differences = {
         "logits/full": compare_logits(compute_logits(params, inputs), data["logits/full"])

@@ -254,7 +254,7 @@ def test_logits_ignore_scale_and_common_shift_unless_asked():
     unit = (x - x.mean(axis=-1, keepdims=True)) / x.std(axis=-1, keepdims=True)
     assert_close(classify_states(classifier, x), unit @ w + b, atol=1e-5)
     assert_close(classify_states(classifier, 7 * x + 3), unit @ w + b, atol=1e-5)
-    logits = classify_states(classifier, x[0], normalize=False)
+    logits = classify_states(classifier, x[0], normalise=False)
     assert_close(logits, x[0] @ w + b, atol=1e-5)
 
 
