@@ -249,7 +249,7 @@ def multi_head_attention(
             )
     if not isinstance(edit, EditPoints):
         for name in edit or ():
-            checks.check_choice(f"place {name!r}", name, EDIT_POINTS, " of attention")
+            checks.check_choice(f"edit point {name!r}", name, EDIT_POINTS, " of attention")
         edit = EditPoints(edit)
     params = repeat_groups(params)
     context = AttentionContext() if context is None else context
