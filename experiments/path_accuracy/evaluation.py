@@ -120,10 +120,10 @@ def evaluate_samples(
         inputs, mask = example
         return path_set_logits(
             model.network,
-            model.classifier,
             inputs,
             config,
             paths.reshape(-1, *paths.shape[2:]),
+            model.classifier,
             mask=mask,
             semantics="recomputed",
             no_sub_path=options.no_sub_path,

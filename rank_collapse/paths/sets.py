@@ -244,22 +244,22 @@ def classify_states(
 @full_precision
 def path_set_logits(
     params: TransformerParams,
-    classifier: tuple[ArrayLike, ArrayLike],
-    inputs: ArrayLike,
+    x: ArrayLike,
     config: TransformerConfig,
     paths: ArrayLike,
+    classifier: tuple[ArrayLike, ArrayLike],
     **options: object,
 ) -> Float[Array, "*sets n c"]:
     """Compute the logits of each set of paths for one example, as in the paper's experiments.
 
     Embedding, sum of the states over the set's paths, LayerNorm without gain and bias,
-    classifier. Pure in all arguments: vmap `params` and `classifier` over seeds, `inputs` and the
-    mask over examples, or `jax.lax.map` them with a `batch_size` that bounds the memory.
+    classifier. Pure in all arguments: vmap `params` and `classifier` over seeds, `x` and the mask
+    over examples, or `jax.lax.map` them with a `batch_size` that bounds the memory.
 
     Args:
-        params, inputs, config, paths: See `path_set_states`, the embedding included.
+        params, x, config, paths: See `path_set_states`, the embedding included.
         classifier: (w [d, c], b [c]).
         **options: semantics, no_sub_path, keep, mask, bias, segments, positions; see
             `path_set_states`.
     """
-    return classify_states(classifier, path_set_states(params, inputs, config, paths, **options))
+    return classify_states(classifier, path_set_states(params, x, config, paths, **options))

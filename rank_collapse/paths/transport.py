@@ -194,8 +194,8 @@ def transport_ranks(
     *,
     layer: int,
     source: int,
-    states: str = "residual",
     branches: str,
+    states: str = "residual",
     longest: int | None = None,
     freeze: bool = False,
     distances: Sequence[int] | None = None,
@@ -205,7 +205,7 @@ def transport_ranks(
     It runs the derivative along all d unit vectors of the source's state, `UNITS` at a time.
 
     Args:
-        fn, x, layer, states, branches, freeze, longest: See `transport`; longest=0 is the cheapest
+        fn, x, layer, branches, states, longest, freeze: See `transport`; longest=0 is the cheapest
             if only the rank of all lengths together is needed.
         source: s.
         distances: m; None for all from 0 to the last position.

@@ -179,7 +179,7 @@ def test_every_case_equals_the_published_code(reference, as_users, request):
     @partial(jax.jit, static_argnums=1)
     def evaluate(sets, no_sub_path):
         def single(x):
-            arguments = params, classifier, x, config, sets
+            arguments = params, x, config, sets, classifier
             return path_set_logits(*arguments, no_sub_path=no_sub_path)
 
         return jax.vmap(single)(inputs)

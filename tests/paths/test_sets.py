@@ -263,7 +263,7 @@ def test_logits_of_a_set_take_the_options_of_its_states():
     paths, classifier = np.array([[[0, 1, 2], [1, 1, 0]]]), (np.eye(D), np.zeros(D))
     options = {"semantics": "frozen", "mask": np.arange(N) < 3, "keep": np.array([True, False])}
     states = rc.paths.path_set_states(params, x, config, paths, **options)
-    logits = rc.paths.path_set_logits(params, classifier, x, config, paths, **options)
+    logits = rc.paths.path_set_logits(params, x, config, paths, classifier, **options)
     np.testing.assert_allclose(logits, classify_states(classifier, states), rtol=1e-6)
     alone = rc.paths.path_set_states(params, x, config, paths[:, :1], **options | {"keep": None})
     np.testing.assert_allclose(states, alone, rtol=1e-6)
