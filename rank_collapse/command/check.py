@@ -240,7 +240,7 @@ def residual_figure(check: Checked):
         figures.log_band(ratios, layers, np.maximum(values, limit / 100), name, index)
     ratios.set(yscale="log", ylabel="‖res(X)‖₁,∞ / ‖X‖₁,∞", title="residual ratio")
     if any(profile.rounding.any() for profile in networks.values()):
-        ratios.axhspan(limit / 100, limit, color="#E3E3E3", linewidth=0)
+        ratios.axhspan(limit / 100, limit, color=figures.LIGHT_GREY, linewidth=0)
     figures.band(spikes, layers, model_profile["spike_share"], "of ‖X‖²", 3)
     figures.band(spikes, layers, model_profile["residual_spike"], "of ‖res(X)‖²", 4)
     spikes.set(ylim=(0, 1.05), title="largest token's share")

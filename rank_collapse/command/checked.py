@@ -176,7 +176,7 @@ class Checked(NamedTuple):
         config = self.opened.source.config
         ratios, alone_ratios, layers = [], [], []
         kind = "init" if self.opened.source.has_random_weights else "pretrained"
-        for name, curves in published_curves(kind).items():
+        for name, curves in read_reference_curves(kind).items():
             ratios.append(f"{name} {curves['Transformer'][-1]:.2g}")
             alone_ratios.append(f"{name} {curves['SAN'][-1]:.2g}")
             layers.append(f"{name} {np.argmax(np.array(curves['SAN']) < COLLAPSED)}")
@@ -281,11 +281,14 @@ def describe_measurement(
     }
 
 
-def published_curves(kind: str) -> dict[str, object]:
-    """Returns residual ratios by layer of the networks of Dong et al. 2021, {name: {variant}}.
+def read_reference_curves(kind: str) -> dict[str, object]:
+    """Reads the residual ratios by layer of the networks of Dong et al. 2021.
 
     Args:
         kind: "pretrained", or "init" of random weights.
+
+    Returns:
+        {name of the model: {variant: residual ratios}}.
     """
     names = {"bert-base-cased": "BERT", "albert-base-v2": "ALBERT", "xlnet-base-cased": "XLNet"}
     return {
