@@ -56,7 +56,7 @@ def check_choice(
 
 
 def find_nearest(value: object, names: Iterable[object]) -> list[str]:
-    """Finds at most three names that resemble a value, in their order."""
+    """Find at most three names that resemble a value, in their order."""
     texts = [name for name in names if isinstance(name, str)]
     return sorted(difflib.get_close_matches(str(value), texts, 3), key=texts.index)
 

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
-    """Runs `check`; returns its exit code.
+    """Run `check`, and return its exit code.
 
     Args:
         flags: Parsed flags, from `add_arguments`.
@@ -82,7 +82,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def yield_rows(checks: Sequence[Checked]) -> Iterator[tuple[Any, ...]]:
-    """Yields all numbers, one a row: weights, network, measure, text, and layer or path length.
+    """Yield all numbers, one a row: weights, network, measure, text, and layer or path length.
 
     Args:
         checks: The checks. If there are several, each row begins with the checkpoint's name.
@@ -101,7 +101,7 @@ def yield_rows(checks: Sequence[Checked]) -> Iterator[tuple[Any, ...]]:
 
 
 def _list_measures(check):
-    """Lists {(network, measure): values by text and layer [b, l] or length}."""
+    """List {(network, measure): values by text and layer [b, l] or length}."""
     measures: dict[tuple[str, str], np.ndarray] = {}
     for network, profile in check.networks.items():
         for measure, array in {**profile.measures, **profile.notes}.items():
@@ -132,7 +132,7 @@ def render_page(checks: Sequence[Checked], command: str) -> str:
 
 
 def write_introduction(check: Checked) -> str:
-    """Returns a checkpoint's verdict, the inputs on which it was measured, and the layers where one
+    """Return a checkpoint's verdict, the inputs on which it was measured, and the layers where one
     token decides."""
     notes = [f" {row}: {layers}." for row, layers in check.find_one_token_layers().items()]
     return (

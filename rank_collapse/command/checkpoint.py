@@ -82,7 +82,7 @@ def check_output(flags: argparse.Namespace) -> None:
 
 
 def measure_checkpoint(opened: Opened, inputs: Inputs) -> Checked:
-    """Measures a checkpoint; reports its progress on standard error.
+    """Measure a checkpoint, and report its progress on standard error.
 
     Args:
         opened: An open checkpoint.
@@ -101,7 +101,7 @@ def write_outputs(
     make_files: Callable[[Path], Mapping[Path, bytes]],
     sentences: Iterable[str],
 ) -> None:
-    """Prints or writes the measurements.
+    """Print or write the measurements.
 
     Args:
         flags: Parsed flags; --json, --csv and --out choose the outputs.

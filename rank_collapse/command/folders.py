@@ -34,7 +34,7 @@ PROGRAMS = {
 
 
 def check_folder(folder: Path) -> None:
-    """Checks that a folder could be a checkpoint of Hugging Face.
+    """Check that a folder could be a checkpoint of Hugging Face.
 
     Raises:
         ValueError: The folder belongs to another program; the message has the command that helps.

@@ -32,7 +32,7 @@ def where_it_lives(measure: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(measure)
     def measure_in_place(*args: P.args, **options: P.kwargs) -> R:
-        """Calls the measure on the arrays' own device and framework, in full precision."""
+        """Call the measure on the arrays' own device and framework, in full precision."""
         torch = sys.modules.get("torch")
         if torch is not None and torch.compiler.is_compiling():
             return torch.compiler.disable(measure_in_place)(*args, **options)

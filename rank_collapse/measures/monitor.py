@@ -183,7 +183,7 @@ def _measure_by_document(arrays, segments, num_segments, sink, choice):
     xp = namespace(x)
 
     def measure_document(number):
-        """Measures the documents with this number in all rows."""
+        """Measure the documents with this number in all rows."""
         mask = numbers == number
         chosen, counted, left_out = spikes.choose_tokens(x, mask, read, **choice)
         pieces = {"x": chosen, "mask": mask, "counted": counted}

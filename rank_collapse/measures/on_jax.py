@@ -70,7 +70,7 @@ def call_with_auto_axes(call: Callable[[Any], Any], tree: Any) -> Any:
 
     def make_explicit(function):
         def call_function(*args):
-            """Calls a function of the caller's with the axes that its own arrays have."""
+            """Call a function of the caller's with the axes that its own arrays have."""
             places = tuple(map(choose_sharding, args))
             return jax.sharding.explicit_axes(function, axes=axes, in_sharding=places)(*args)
 
@@ -154,7 +154,7 @@ def retry_unless_finite(first: Callable, second: Callable) -> Callable:
     """
 
     def check_first(x):
-        """Calls `second` where `first` gives no finite results of a finite matrix."""
+        """Call `second` where `first` gives no finite results of a finite matrix."""
         results = first(x)
         is_finite = [jnp.isfinite(a).all() for a in jax.tree.leaves(results)]
         must_retry = jnp.isfinite(x).all() & ~jnp.stack(is_finite).all()
@@ -184,7 +184,7 @@ def _loop_on_cpu(plain: Callable, second: Callable) -> Callable:
 
     @call_batch.def_vmap
     def vmap_batch(size, in_batched, x):
-        """Calls it for a batch: one matrix after the other on a CPU, all at once elsewhere."""
+        """Call it for a batch: one matrix after the other on a CPU, all at once elsewhere."""
         loop, at_once = partial(jax.lax.map, call_batch), jax.vmap(plain)
         out = jax.lax.platform_dependent(x, cpu=loop, default=at_once)
         return out, jax.tree.map(lambda _: True, out)

@@ -179,14 +179,14 @@ def profile(
     read = None if tokens != "read" and norm is None else _apply_norms(norm, hidden)
 
     def measure_layer(x, x_mask, x_read):
-        """Measures one layer, or all layers at once."""
+        """Measure one layer, or all layers at once."""
         if kind == "attention":
             return measure_weights(names, x, x_mask, key_mask)
         choice = {"tokens": tokens, "exclude": exclude, "threshold": threshold}
         return measure_states(names, x, x_mask, x_read, **choice)
 
     def measure_layers(hidden, mask):
-        """Measures all layers: JAX arrays in one program, others layer by layer to save memory."""
+        """Measure all layers: JAX arrays in one program, others layer by layer to save memory."""
         if is_jax_array(hidden):
             return measure_layer(hidden, mask, read)
         results = []
@@ -266,7 +266,7 @@ def _measure_by_document(measure_layers, hidden, mask, segments, num_segments, k
     )
 
     def measure_document(number):
-        """Measures the documents with this number in all rows."""
+        """Measure the documents with this number in all rows."""
         is_token = numbers == number
         layers = hidden
         if kind == "attention":

@@ -78,7 +78,7 @@ class Profiling(Algebra):
         self.token_mask = token_mask  # Bool [b, n]
 
     def apply_norm(self, layer, spec, state):
-        """Normalises the tokens of all examples."""
+        """Normalise the tokens of all examples."""
         x, r = state
         return jax.vmap(lambda x: normalise_tokens(spec, x))(x), r
 
@@ -90,7 +90,7 @@ class Profiling(Algebra):
         return stream + branch, jnp.sqrt(self._variance(stream) + self._variance(branch))
 
     def apply_branch(self, layer, kind, branch_input):
-        """Computes the branch of each example, without further results."""
+        """Compute the branch of each example, without further results."""
 
         def apply_one(x, inputs):
             return TokenAlgebra().apply_branch(layer.replace(inputs=inputs), kind, x)[0]

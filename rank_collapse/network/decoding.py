@@ -82,7 +82,7 @@ def _write(params, memory, source_mask, marks, config, max_len):
     decoder = decoder_params(params, config)
 
     def step(carry, t):
-        """Writes token t, and chooses the next one from the decoder's logits.
+        """Write token t, and choose the next one from the decoder's logits.
 
         Returns:
             ((next token, whether the sequence has ended, tokens), (next token, whether it counts,

@@ -96,7 +96,7 @@ class LayerMeasure(LayerPass):
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
     ) -> tuple[Tree, Tree]:
-        """Measures one layer; nothing is carried to the next."""
+        """Measure one layer; nothing is carried to the next."""
         return carry, self.measure(layer, x, layer_values)
 
 
@@ -110,13 +110,13 @@ class States(LayerPass):
         return x
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Tree:
-        """Measures the state before the first layer, which is carried to the end."""
+        """Measure the state before the first layer, which is carried to the end."""
         return self.measure(prepared.x, prepared.token_mask)
 
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
     ) -> tuple[Tree, Tree]:
-        """Measures the state after the layer; the carry stays the measure of the first state."""
+        """Measure the state after the layer; the carry stays the measure of the first state."""
         return carry, self.measure(layer_values.trace.hidden, layer.inputs.token_mask)
 
     def build_result(self, walk_result: WalkResult) -> Tree:
@@ -133,7 +133,7 @@ class OutputPass(LayerPass):
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
     ) -> tuple[Tree, Tree]:
-        """Measures nothing: only the output of the network counts."""
+        """Measure nothing: only the output of the network counts."""
         return carry, ()
 
     def build_result(self, walk_result: WalkResult) -> Tree:
@@ -202,11 +202,11 @@ class RecordedTokens(TokenAlgebra):
     """Tokens from a trace: `Layer.extra` is the layer's `LayerTrace`."""
 
     def apply_branch(self, layer, kind, branch_input):
-        """Returns the recorded output of the branch in place of computing it."""
+        """Return the recorded output of the branch in place of computing it."""
         return getattr(layer.extra, f"{kind}_branch"), None
 
     def edit_state(self, layer, name, x):
-        """Returns the recorded state of this name."""
+        """Return the recorded state of this name."""
         return getattr(layer.extra, "hidden" if name == "residual" else name)
 
 

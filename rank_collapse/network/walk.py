@@ -208,7 +208,7 @@ def walk_layers(
     blocks_or_rows = jnp.asarray(config.layer_map) if config.layer_map else params.layers
 
     def body(state, layer_fields):
-        """Calls `step` on one layer, with its row of the parameters."""
+        """Call `step` on one layer, with its row of the parameters."""
         block, index, layer_gain, layer_extra = layer_fields
         if config.layer_map:
             row = block

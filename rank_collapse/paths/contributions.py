@@ -193,7 +193,7 @@ class LengthPass(LayerPass):
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Channels
     ) -> tuple[Channels, Tree]:
-        """Passes the sums of paths through the layer, frozen at its values; nothing is measured by
+        """Pass the sums of paths through the layer, frozen at its values; nothing is measured by
         layer."""
         return self.carry_channels(layer, layer_values, carry), None
 

@@ -75,7 +75,7 @@ def sample_path_sets(
         checks.check_whole(name, count, 1)
 
     def draw(length, repeat, member):
-        """Draws one path, from a key that no other path has."""
+        """Draw one path, from a key that no other path has."""
         path_key = key
         for index in (length, repeat, member):
             path_key = jax.random.fold_in(path_key, index)
@@ -181,7 +181,7 @@ def _sum_paths(params, prepared, config, paths, semantics, no_sub_path, keep):
         members = jnp.where(keep[order], members, flat.shape[0])
 
     def visit(carry, numbered_path):
-        """Computes the states of one path from `first_new` on, and adds the last to its set.
+        """Compute the states of one path from `first_new` on, and add the last to its set.
 
         Returns:
             ((states of the path, sums of the sets), no result of the path: None).

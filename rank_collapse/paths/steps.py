@@ -58,7 +58,7 @@ def make_steps(
         return _make_frozen_steps(params, config, gains, prepared)
 
     def step(state, layer, choice):
-        """Passes a path's state [n, d] through a layer by the head, or skip, that the path
+        """Pass a path's state [n, d] through a layer by the head, or skip, that the path
         chooses."""
         return recomputed_step(
             params, state, config, gains, prepared, layer, choice, no_sub_path=no_sub_path
@@ -104,7 +104,7 @@ def recomputed_step(
         config = config.replace(attention_skip=False)
 
     def run_layer(attention, context, gains):
-        """Computes the layer with the attention parameters of one head."""
+        """Compute the layer with the attention parameters of one head."""
         block = jax.tree.map(lambda a: a[row], params.layers.replace(attention=None))
         block = block.replace(attention=attention)
         if no_sub_path and config.norm_placement in ("post", "both"):
@@ -131,7 +131,7 @@ class OnePath(Frozen):
         self.choice = choice
 
     def apply_attention(self, layer, branch_input):
-        """Applies the chosen head of the layer, or all heads for `ALL_HEADS`."""
+        """Apply the chosen head of the layer, or all heads for `ALL_HEADS`."""
         heads = jnp.arange(layer.config.num_heads)
         is_on_path = (heads == self.choice) | (self.choice == ALL_HEADS)
         extra = layer.extra.replace(head_gain=is_on_path.astype(branch_input.dtype))
@@ -169,7 +169,7 @@ def _make_frozen_steps(params, config, gains, prepared):
     constants, final_constants = freeze(params, prepared, config)
 
     def step(state, l, choice):
-        """Passes a path's state [n, d] through layer l, whose weights and norms are frozen, by the
+        """Pass a path's state [n, d] through layer l, whose weights and norms are frozen, by the
         head, or skip, that the path chooses."""
         layer_gain, extra = jax.tree.map(lambda a: a[l], (gains, constants))
         layer = Layer(layer_params(params, config, l), layer_gain, l, config, prepared, extra)

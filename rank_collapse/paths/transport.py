@@ -227,7 +227,7 @@ def transport_ranks(
         )
 
     def run(unit):
-        """Computes the derivative along one unit vector of the source's state, [k + 1, m, d]: by
+        """Compute the derivative along one unit vector of the source's state, [k + 1, m, d]: by
         path length, and of all lengths together."""
         moved = transport(
             fn,

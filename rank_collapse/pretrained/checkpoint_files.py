@@ -62,7 +62,7 @@ class Tensors:
 
     @property
     def names(self) -> list[str]:
-        """Returns the names of all tensors."""
+        """Return the names of all tensors."""
         return list(self.entries)
 
     def read(self, name: str, rows: object = ..., *, finite: bool = True) -> np.ndarray:
@@ -195,7 +195,7 @@ def _wrap_tensor(path, name, tensor):
 
 
 def _find_fault(tensor):
-    """Returns why the values of a torch tensor are not an array in memory; "" where they are."""
+    """Return why the values of a torch tensor are not an array in memory; "" where they are."""
     kind, layout = str(tensor.dtype).removeprefix("torch."), str(tensor.layout)
     if getattr(tensor, "is_nested", False):
         return "nested"
@@ -209,7 +209,7 @@ def _find_fault(tensor):
 
 
 def numpy_dtype(tensor: object) -> np.dtype:
-    """Returns the NumPy dtype of a tensor."""
+    """Return the NumPy dtype of a tensor."""
     kind = str(tensor.dtype).removeprefix("torch.")
     if kind == "bfloat16":
         return np.dtype(ml_dtypes.bfloat16)

@@ -73,7 +73,7 @@ def settings_of(source: object, part: str | None = None) -> Settings:
 
 
 def config_of(source: object, part: str | None = None) -> TransformerConfig:
-    """Returns the network that a folder, a published name or a config dictionary describes.
+    """Return the network that a folder, a published name or a config dictionary describes.
 
     Args:
         source, part: See `settings_of`.
@@ -154,7 +154,7 @@ def random_like(
 
 
 def _read_checkpoint(folder, part, dtype, *, lazy):
-    """Returns (weights, family, settings) of a folder, a name on the hub or a model in memory.
+    """Return (weights, family, settings) of a folder, a name on the hub or a model in memory.
 
     Args:
         folder, part, dtype: See `load`.
@@ -179,7 +179,7 @@ def _read_checkpoint(folder, part, dtype, *, lazy):
 
 
 def _draw_random(source, key, part, dtype, *, lazy):
-    """Returns (weights, family, settings) of an architecture at its own initialisation.
+    """Return (weights, family, settings) of an architecture at its own initialisation.
 
     Args:
         source, key, part, dtype: See `random_like`.

@@ -111,7 +111,7 @@ def take_tensor(weights: Weights, name: str, axes: str, sizes: Mapping[str, int]
         return [math.prod(map(axis_size, group)) for group in groups]
 
     def list_axes(groups):
-        """Lists the axes of all groups, without those of length 1."""
+        """List the axes of all groups, without those of length 1."""
         return [axis for axis in itertools.chain.from_iterable(groups) if axis != "1"]
 
     file_groups, network_groups = _parse_axes(axes)
@@ -212,7 +212,7 @@ class Reader:
         return self.weights.to_device(fields | {"embedding": embedding})
 
     def _read_arrays(self, place, entry, stem):
-        """Yields (path in the parameters, array) of one line of a table.
+        """Yield (path in the parameters, array) of one line of a table.
 
         The entry is of one of four kinds:
 
@@ -264,7 +264,7 @@ class Reader:
         return array[..., np.r_[0:width:2, 1:width:2, width:total]]
 
     def _take_array(self, name, axes, norm):
-        """Returns a tensor of the checkpoint with these axes; zeros where it has no name."""
+        """Return a tensor of the checkpoint with these axes; zeros where it has no name."""
         if name is None:
             return np.zeros([self._axis_sizes[a] for a in axes.split()], self.weights.dtype)
         array = take_tensor(self.weights, name, axes, self._axis_sizes)

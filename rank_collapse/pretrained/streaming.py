@@ -152,7 +152,7 @@ def _on_host(part, results):
 
 
 def _check_states(index, hidden, mask, rows):
-    """Raises an error for states [b, n, d] that are not finite outside of padding, or all 0.
+    """Raise an error for states [b, n, d] that are not finite outside of padding, or all 0.
 
     Args:
         index: Index of the layer, for the message.
@@ -184,7 +184,7 @@ class _Part(NamedTuple):
 
     @property
     def start_program(self):
-        """Returns `measured` of the input, from which all variants start."""
+        """Return `measured` of the input, from which all variants start."""
         return self.measured if self.skips is None else (self.measured[0], AblationSpec())
 
     def select_inputs(self, batch):
@@ -258,7 +258,7 @@ def assemble_layer(
     ablation: AblationSpec = AblationSpec(),
     passes: Sequence[LayerPass] = (),
 ) -> tuple[Layer, TransformerParams]:
-    """Returns one layer on one example, and the parameters outside of the layers, of a network on
+    """Return one layer on one example, and the parameters outside of the layers, of a network on
     disk.
 
     Only this layer's parameters are in memory: the network is described as if all its layers were
@@ -318,7 +318,7 @@ def _step_part(measured, stored, outside, examples, config, index, hidden, carri
     passes, ablation = measured
 
     def step_example(x, carry, example):
-        """Passes one example through the layer: (its state, the carries and the results of the
+        """Pass one example through the layer: (its state, the carries and the results of the
         passes)."""
         layer, _ = assemble_layer(stored, outside, example, config, index, ablation)
         return step_passes(passes, layer, x, carry)
@@ -337,7 +337,7 @@ def _finish_part(measured, stored, outside, examples, config, hidden, carries, l
     passes, ablation = measured
 
     def finish_example(x, carry, layer_results, example):
-        """Makes the results of all passes for one example, after the last layer."""
+        """Make the results of all passes for one example, after the last layer."""
         layer, params = assemble_layer(stored, outside, example, config, 0, ablation)
         return tuple(
             p.build_result(WalkResult(params, x, c, f, layer.inputs, layer.config))

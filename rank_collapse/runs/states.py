@@ -18,7 +18,7 @@ from rank_collapse.runs.files import RunError, load_arrays, make_folder, write_a
 
 
 def save_state(folder: str | os.PathLike, step: int, state: Tree) -> None:
-    """Saves a pytree of arrays (random keys too) as <folder>/<step>.npz, and keeps the newest.
+    """Save a pytree of arrays (random keys too) as <folder>/<step>.npz, and keep the newest.
 
     Args:
         folder: The folder of all steps; made if absent.

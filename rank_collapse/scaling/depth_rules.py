@@ -84,7 +84,7 @@ class DepthRule(struct.Struct):
         }
 
     def network(self, config: TransformerConfig) -> TransformerConfig:
-        """Returns the config with gains of branches and a temperature by the rule."""
+        """Return the config with gains of branches and a temperature by the rule."""
         _, deep, loops = self.multipliers(config)
         gain = deep**self.gain * loops**self.loop_gain
         heads = (config.qk_width / self.base.qk_width) ** (self.width / 2)
@@ -125,7 +125,7 @@ class DepthRule(struct.Struct):
         b2: float = 0.95,
         eps: Number = 1e-8,
     ) -> Any:
-        """Makes AdamW of optax with each group's rate, decay and ε; clip gradients before it.
+        """Make AdamW of optax with each group's rate, decay and ε; clip gradients before it.
 
         Args:
             rate: η of the base; a number, traced or not, or a schedule.
@@ -142,7 +142,7 @@ class DepthRule(struct.Struct):
         checks.check_numbers("[0, 1)", b1=b1, b2=b2)
 
         def group_optimizer(factors):
-            """Makes the AdamW of one group from its factors."""
+            """Make the AdamW of one group from its factors."""
 
             def schedule(step):
                 return factors.rate * rate(step)
@@ -217,7 +217,7 @@ RULES = {
 
 
 def depth_rule(name: RuleName, base: TransformerConfig) -> DepthRule:
-    """Returns a depth parametrisation by name.
+    """Return a depth parametrisation by name.
 
     Args:
         name: "sp", standard: nothing is scaled. "mup": by width alone (Yang et al. 2022). "half"
@@ -235,7 +235,7 @@ def depth_rule(name: RuleName, base: TransformerConfig) -> DepthRule:
 
 
 def parameter_group(path: Iterable[object], leaf: Leaf) -> str:
-    """Returns the group of a parameter by its path; stacked blocks are under "layers"."""
+    """Return the group of a parameter by its path; stacked blocks are under "layers"."""
     *above, name = jax.tree_util.keystr(tuple(path), simple=True, separator=".").split(".")
     inside = "layers" in above
     return _name_group(inside, name.startswith("w_") if inside else leaf.ndim > 1)

@@ -48,7 +48,7 @@ def check_growth(tokenizer: object, text: str) -> None:
 
 
 def _list_steps(normalizer: Mapping[str, object]) -> Iterator[Mapping[str, Any]]:
-    """Yields the normalizers of a sequence, and those of sequences inside it."""
+    """Yield the normalizers of a sequence, and those of sequences inside it."""
     if normalizer.get("type") != "Sequence":
         yield normalizer
         return

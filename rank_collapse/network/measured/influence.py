@@ -155,7 +155,7 @@ class InfluencePass(States):
         return carry, (layer_values.trace.hidden, measures)
 
     def build_result(self, walk_result: WalkResult) -> dict[str, Float[Array, "..."]]:
-        """Adds to the measures of the layers those that compare the states X^0 .. X^L of all
+        """Add to the measures of the layers those that compare the states X^0 .. X^L of all
         layers.
 
         They are means over tokens that exist: "layer_cosine" of a layer's change and the state
@@ -169,7 +169,7 @@ class InfluencePass(States):
         unit = states / jnp.where(length == 0, 1, length)
 
         def half_angle(u, v):
-            """Computes half the angle of unit vectors by Kahan's formula: arccos loses half the
+            """Compute half the angle of unit vectors by Kahan's formula: arccos loses half the
             digits where directions are nearly equal."""
             return jnp.arctan2(jnp.linalg.norm(u - v, axis=-1), jnp.linalg.norm(u + v, axis=-1))
 
@@ -226,7 +226,7 @@ class RemovalPass(LayerPass):
         is_spared = exists & (jnp.cumsum(exists) <= self.spare)
 
         def apply_layer(x):
-            """Applies the layer in one network without a block, and compares its change with the
+            """Apply the layer in one network without a block, and compare its change with the
             full network's.
 
             Returns:
@@ -241,7 +241,7 @@ class RemovalPass(LayerPass):
             return state, total, jnp.max(by_token)
 
         def advance_slot(_, slot):
-            """Advances the network of one slot by this layer.
+            """Advance the network of one slot by this layer.
 
             Before its removed block the slot has no state. At the block's first layer it takes the
             state of the full network, inside the block it keeps it (spared tokens follow the full
@@ -267,7 +267,7 @@ class RemovalPass(LayerPass):
         return carry, differences
 
     def build_result(self, walk_result: WalkResult) -> dict[str, Float[Array, "..."]]:
-        """Compares the outputs without each layer with the output of the full model."""
+        """Compare the outputs without each layer with the output of the full model."""
         output, mask = walk_result.output, walk_result.prepared.token_mask
         outputs = jax.vmap(lambda x: walk_result._replace(last_state=x).output)(walk_result.carry)
         full, without = zero_padding(output, mask), zero_padding(outputs, mask)

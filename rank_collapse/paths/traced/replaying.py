@@ -38,7 +38,7 @@ class Replacement:
         self._roots: list[Any] = []  # of the branches that were added, in their order
 
     def place_state(self, number: int, array: Any) -> Any | None:
-        """Returns the other run's state in the place of a value; None if the value is not a state.
+        """Return the other run's state in the place of a value; None if the value is not a state.
 
         Args:
             number: Number of the value.

@@ -39,7 +39,7 @@ _EMBEDDING = {
 
 
 def _bert_names(weights, settings):
-    """Names the tensors of BERT; segments only if the settings have types of tokens."""
+    """Name the tensors of BERT; segments only if the settings have types of tokens."""
     outside = dict(_EMBEDDING)
     if settings["type_vocab_size"]:
         outside["embedding.segments"] = Leaf("embeddings.token_type_embeddings.weight", "s e")
@@ -104,7 +104,7 @@ ROBERTA = XLM_ROBERTA.derive("roberta", entries={"vocab_size": 50265})
 
 
 def _albert_rows(settings: Settings):
-    """Returns the layers that are used, as (group, place in the group), and the row of each depth.
+    """Return the layers that are used, as (group, place in the group), and the row of each depth.
 
     Each of `num_hidden_layers` steps runs through all inner layers of its group.
     """
@@ -129,7 +129,7 @@ def _albert_fields(settings):
 
 
 def _albert_names(weights, settings):
-    """Names the tensors of ALBERT, whose embedding is projected to the width."""
+    """Name the tensors of ALBERT, whose embedding is projected to the width."""
     outside = _bert_names(weights, settings).outside
     outside["embedding.project"] = "encoder.embedding_hidden_mapping_in"
     layer = {

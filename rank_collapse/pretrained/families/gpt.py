@@ -29,7 +29,7 @@ from rank_collapse.pretrained.family import (
 
 
 def _gpt2_fields(settings):
-    """Makes the fields of GPT-2's configuration: the temperature by layer, and the MLP's width."""
+    """Make the fields of GPT-2's configuration: the temperature by layer, and the MLP's width."""
     depth, fields = settings["n_layer"], {}
     if settings["scale_attn_by_inverse_layer_idx"]:
         fields["temperature"] = jnp.arange(1.0, depth + 1)

@@ -44,7 +44,7 @@ _VIT_NEW = _NEW | {"mlp.in": "mlp.fc1", "mlp.out": "mlp.fc2"} | _VIT_NORMS
 
 
 def _vit_names(weights, settings):
-    """Returns the names of the tensors, in the old or the new naming of ViT and DeiT."""
+    """Return the names of the tensors, in the old or the new naming of ViT and DeiT."""
     old = weights.has_tensor("encoder.layer.")
     outside = dict(_OUTSIDE)
     if settings["model_type"] == "deit":
@@ -108,7 +108,7 @@ DEIT = VIT.derive(
 
 
 def _dinov2_fields(settings):
-    """Returns the fields of the MLP, of LayerScale and of the patches."""
+    """Return the fields of the MLP, of LayerScale and of the patches."""
     wide = int(settings["hidden_size"] * settings["mlp_ratio"])
     fields = {"d_ff": wide, "learned_branch_gain": settings["layerscale_value"]}
     if settings["use_swiglu_ffn"]:
@@ -119,7 +119,7 @@ def _dinov2_fields(settings):
 
 
 def _dinov2_names(weights, settings):
-    """Returns the names of the tensors, in the old or the new naming of DINOv2."""
+    """Return the names of the tensors, in the old or the new naming of DINOv2."""
     attention = (
         _OLD if weights.has_tensor(f"encoder.layer.0.{_OLD['attention.q']}.weight") else _NEW
     )
@@ -208,7 +208,7 @@ def image_patches(images: ArrayLike, settings: Settings) -> Float[np.ndarray, "b
 
 
 def num_patches(settings: Settings) -> tuple[int, int]:
-    """Returns (patches of an image, side of each)."""
+    """Return (patches of an image, side of each)."""
     height, width = _as_pair(settings["image_size"])
     size, other_side = _as_pair(settings["patch_size"])
     if size != other_side or height % size or width % size:
