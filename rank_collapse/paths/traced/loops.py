@@ -354,7 +354,7 @@ def run_cond(
     out_labels = {}  # {number of a branch: labels of its results}
 
     def make_branch(number, program):
-        """Make the function of one branch on arrays and sums; it notes the labels of its results."""
+        """Make the function of one branch on arrays and sums; it notes their labels."""
         jaxpr, constants = open_program(program)
 
         def compute(arrays, sums):
