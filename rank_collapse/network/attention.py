@@ -43,9 +43,8 @@ class AttentionParams(struct.Struct):
     b_o: Leaf | None = struct.field(default=None, kw_only=True)  # [d]
     v_score: Leaf | None = None  # [h, k], additive attention only
     relative: RelativeParams | None = None  # relative positions only
-    q_norm: Leaf | None = (
-        None  # gain of the queries' RMSNorm: [k], of each head; [h, k], of all at once
-    )
+    # Gain of the queries' RMSNorm: [k], of each head; [h, k], of all at once
+    q_norm: Leaf | None = None
     k_norm: Leaf | None = None  # the same of the keys: [k] or [h or g, k]
 
 

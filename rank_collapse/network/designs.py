@@ -40,20 +40,33 @@ Network = TypeVar("Network")  # a `TransformerConfig` or an `EncoderDecoderConfi
 
 
 class Stack(NamedTuple):
-    """Properties of a network on which the constants of a design may depend."""
+    """Properties of a network on which the constants of a design may depend.
+
+    Attributes:
+        config: The network.
+        branches: N, the number of its residual branches.
+        role: "alone", or the part of an encoder-decoder: "encoder" or "decoder".
+        other_branches: Number of residual branches of the other part.
+    """
 
     config: TransformerConfig
-    branches: int  # N
-    role: str = "alone"  # or "encoder" or "decoder"
-    other_branches: int = 0  # residual branches of the other part
+    branches: int
+    role: str = "alone"
+    other_branches: int = 0
 
 
 class Design(NamedTuple):
-    """A residual design: its differences from a plain residual network x' = N(x + f(x))."""
+    """A residual design: its differences from a plain residual network x' = N(x + f(x)).
 
-    placements: tuple[str, ...]  # values of `norm_placement` it is made for, the paper's first
-    constants: dict[str, object] | Callable[[Stack], dict[str, object]]  # fields of the config
-    source: str  # the paper
+    Attributes:
+        placements: Values of `norm_placement` for which it is made, the paper's first.
+        constants: Fields of the configuration, or a function that computes them for a network.
+        source: The paper.
+    """
+
+    placements: tuple[str, ...]
+    constants: dict[str, object] | Callable[[Stack], dict[str, object]]
+    source: str
 
 
 def count_branches(config: TransformerConfig) -> int:

@@ -74,9 +74,8 @@ class EmbeddingParams(struct.Struct):
     tokens: Leaf | None = None  # [vocab, e]
     w_in: Leaf | None = None  # [i, e]; [3, i, e] of a convolution
     b_in: Leaf | None = None  # [e]
-    w_hidden: Leaf | None = (
-        None  # [e, e]: second map of linear-gelu-linear; [3, e, e] of a convolution
-    )
+    # [e, e]: second map of linear-gelu-linear; [3, e, e] of a convolution
+    w_hidden: Leaf | None = None
     b_hidden: Leaf | None = None  # [e]
     positions: Leaf | None = None  # [positions, e]
     segments: Leaf | None = None  # [segments, e]

@@ -57,9 +57,8 @@ class LayerGains(struct.Struct):
     mixing: Leaf | None = None  # `Mixing` with leaves [h]; None for none
     norm: Any = None  # Gains of the norms' outputs; None for none
     window: Leaf | None = None  # how far the layer attends; None where all attend at any distance
-    unnormed: Leaf | None = (
-        None  # Bool, its attention reads tokens without a norm; None where none does
-    )
+    # Bool, its attention reads tokens without a norm; None where none does
+    unnormed: Leaf | None = None
     rotated: Leaf | None = None  # Bool, it has the rotary positions; None where all have them
 
 

@@ -126,15 +126,21 @@ def linear(q, k, v, context):
 
 
 class Variant(NamedTuple):
-    """An attention variant."""
+    """An attention variant.
 
-    fields: Callable[..., dict[str, object]]  # values → fields of the config that it sets
-    values: Callable[[TransformerConfig], dict[str, object]]  # of `fields`, as authors start them
+    Attributes:
+        fields: Values → the fields of the configuration that the variant sets.
+        values: Configuration → the values at which its authors start.
+        source: The paper.
+        needs: {field: values that the variant supports}, where it does not support all of them.
+        start: Drawn parameters → the parameters at which its authors start.
+    """
+
+    fields: Callable[..., dict[str, object]]
+    values: Callable[[TransformerConfig], dict[str, object]]
     source: str
-    needs: Mapping[str, object] = {}  # {field: values that it supports} where not all are supported
-    start: Callable[[AttentionParams], AttentionParams] = lambda attention: (
-        attention
-    )  # as authors start
+    needs: Mapping[str, object] = {}
+    start: Callable[[AttentionParams], AttentionParams] = lambda attention: attention
 
 
 def _constant_values(**values: object) -> Callable[[TransformerConfig], dict[str, object]]:

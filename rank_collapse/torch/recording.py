@@ -1,9 +1,11 @@
 """Records the residual stream and the branches of a PyTorch model for `rank-collapse agree`.
 
-from rank_collapse.torch import record
+Example:
 
-with record(model, "a.safetensors"):
-    model(**batch)
+    from rank_collapse.torch import record
+
+    with record(model, "a.safetensors"):
+        model(**batch)
 """
 
 import contextlib
