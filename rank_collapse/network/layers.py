@@ -136,23 +136,36 @@ class MLPConfig(struct.Struct, kw_only=True):
 
 
 class NormParams(struct.Struct):
-    """Gain and offset of a norm; RMSNorm has the bias None."""
+    """Gain and offset of a norm; RMSNorm has the bias None.
 
-    gain: Leaf  # [d]
-    bias: Leaf | None = None  # [d] or None
+    Attributes:
+        gain: [d].
+        bias: [d] or None.
+    """
+
+    gain: Leaf
+    bias: Leaf | None = None
 
 
 class MLPParams(struct.Struct):
-    """Two linear maps, and a gate of the first's shape for gated MLPs; biases may be None."""
+    """Two linear maps, and a gate of the first's shape for gated MLPs; biases may be None.
 
-    w_in: Leaf  # [d, f]
-    b_in: Leaf | None = struct.field(default=None, kw_only=True)  # [f]
-    w_out: Leaf  # [f, d]
-    b_out: Leaf | None = struct.field(default=None, kw_only=True)  # [d]
-    w_gate: Leaf | None = None  # [d, f]
-    b_gate: Leaf | None = None  # [f]
-    w_router: Leaf | None = None  # [d, experts]
-    w_shared: Leaf | None = None  # [d, 1]: gate of the units that every token uses
+    Attributes:
+        w_in, b_in: [d, f] and [f], the first map.
+        w_out, b_out: [f, d] and [d], the second map.
+        w_gate, b_gate: [d, f] and [f], the gate of a gated MLP.
+        w_router: [d, experts], the router of a mixture of experts.
+        w_shared: [d, 1], the gate of the units that every token uses.
+    """
+
+    w_in: Leaf
+    b_in: Leaf | None = struct.field(default=None, kw_only=True)
+    w_out: Leaf
+    b_out: Leaf | None = struct.field(default=None, kw_only=True)
+    w_gate: Leaf | None = None
+    b_gate: Leaf | None = None
+    w_router: Leaf | None = None
+    w_shared: Leaf | None = None
 
 
 class Routing(NamedTuple):

@@ -188,12 +188,17 @@ class RelativeParams(struct.Struct):
 
     The position term is (x_i W_q + b_r)·(r_{i-j} W_r), the segment term
     (x_i W_q + b_s)·segment[different segments].
+
+    Attributes:
+        w_r, b_r: [h, d, k] and [h, k], of the position term.
+        b_s: [h, k], of the segment term.
+        segment: [2, h, k]: same segment, different segment.
     """
 
-    w_r: Leaf  # [h, d, k]
-    b_r: Leaf  # [h, k]
-    b_s: Leaf  # [h, k]
-    segment: Leaf  # [2, h, k]: same segment, different segment
+    w_r: Leaf
+    b_r: Leaf
+    b_s: Leaf
+    segment: Leaf
 
 
 def rotate(x: Float[Array, "h n k"], rotary: tuple[Array, Array]) -> Float[Array, "h n k"]:

@@ -17,17 +17,27 @@ class LayerTrace(struct.Struct):
     """Arrays that one layer computed; in a Trace, with a leading layer axis.
 
     The sums before a post-norm are λ·input·[skip] + γ·branch and are not stored.
+
+    Attributes:
+        attention: [h, n, n], P_h, or M_h where the config mixes.
+        attention_branch: [n, d], SA(x) before γ.
+        after_attention: [n, d], output of the attention sublayer.
+        hidden: [n, d], output of the layer.
+        cross_attention: [h, n, m], weights of the attention to the memory; None without it.
+        cross_branch, after_cross: [n, d] each, of the attention to the memory; None without it.
+        mlp_branch: [n, d], output of the MLP before γ; None without MLP.
+        kept: {edit point: value there}, with `keep` of `apply`; None without it.
     """
 
-    attention: Leaf  # [h, n, n]  P_h, or M_h where the config mixes
-    attention_branch: Leaf  # [n, d]  SA(x), before γ
-    after_attention: Leaf  # [n, d]  output of the attention sublayer
-    hidden: Leaf  # [n, d]  output of the layer
-    cross_attention: Leaf | None = None  # [h, n, m]
-    cross_branch: Leaf | None = None  # [n, d]
-    after_cross: Leaf | None = None  # [n, d]
-    mlp_branch: Leaf | None = None  # [n, d]
-    kept: dict[str, Leaf] | None = None  # {edit point: value there}, with keep
+    attention: Leaf
+    attention_branch: Leaf
+    after_attention: Leaf
+    hidden: Leaf
+    cross_attention: Leaf | None = None
+    cross_branch: Leaf | None = None
+    after_cross: Leaf | None = None
+    mlp_branch: Leaf | None = None
+    kept: dict[str, Leaf] | None = None
 
 
 if TYPE_CHECKING:

@@ -25,10 +25,15 @@ from rank_collapse.paths.steps import COVERS, SEMANTICS, Semantics, make_steps
 
 
 class Classifier(NamedTuple):
-    """Linear classifier of every token: logits = x w + b. Any pair (w, b) serves."""
+    """Linear classifier of every token: logits = x w + b. Any pair (w, b) serves.
 
-    w: Leaf  # [d, c]
-    b: Leaf  # [c]
+    Attributes:
+        w: [d, c].
+        b: [c].
+    """
+
+    w: Leaf
+    b: Leaf
 
 
 def sample_path(key: Key, length: Number, depth: int, num_heads: int) -> Int[Array, "l"]:

@@ -25,14 +25,21 @@ from rank_collapse.pretrained.weights import Stored, Table, Unembedding, Weights
 
 
 class MaskedHead(struct.Struct):
-    """Logits N(φ(Y W + b)) Eᵀ + c of the output Y [n, d], E the table of the tokens [vocab, e]."""
+    """Logits N(φ(Y W + b)) Eᵀ + c of the output Y [n, d], E the table of the tokens [vocab, e].
 
-    weight: Leaf  # W [d, e]
-    bias: Leaf  # b [e]
-    norm: NormParams  # N, each [e]
-    unembedding: Unembedding  # E, a `Table`, and c
-    activation: str = struct.static("gelu")  # φ
-    eps: float = struct.static(1e-12)  # Of N
+    Attributes:
+        weight, bias: W [d, e] and b [e].
+        norm: N, each [e].
+        unembedding: E, a `Table`, and c.
+        activation, eps: φ, and the eps of N.
+    """
+
+    weight: Leaf
+    bias: Leaf
+    norm: NormParams
+    unembedding: Unembedding
+    activation: str = struct.static("gelu")
+    eps: float = struct.static(1e-12)
 
     @full_precision
     def read(self, states: Float[AnyArray, "*b n d"]) -> Float[Array, "*b n e"]:

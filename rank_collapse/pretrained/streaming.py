@@ -38,7 +38,11 @@ from rank_collapse.printed import format_count
 
 @dataclasses.dataclass(frozen=True)
 class AblationSpec:
-    """The parts to remove from a network, as `surgery.ablate` does."""
+    """The parts to remove from a network, as `surgery.ablate` does.
+
+    Attributes:
+        name, reading: See `surgery.ablate`.
+    """
 
     name: str = "Transformer"
     reading: str = "published"
@@ -46,24 +50,36 @@ class AblationSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Passes that share a forward pass."""
+    """Passes that share a forward pass.
 
-    passes: tuple[tuple[str, LayerPass], ...]  # By name
-    ablation: AblationSpec = AblationSpec()  # Of the network they measure
-    # The examples; None for all after the first
+    Attributes:
+        passes: (name, pass) of each pass.
+        ablation: The ablation of the network that they measure.
+        first, last: The first example, and the example behind the last one; None for all after the
+            first.
+    """
+
+    passes: tuple[tuple[str, LayerPass], ...]
+    ablation: AblationSpec = AblationSpec()
     first: int = 0
     last: int | None = None
 
 
 @dataclasses.dataclass
 class State:
-    """The results after a number of layers."""
+    """The results after a number of layers.
 
-    layers: int  # How many
-    # Of each part of each group (groups in order, each in chunks of examples)
+    Attributes:
+        layers: Number of layers so far.
+        hidden, carries: Hidden states, and carries of the passes, of each part of each group:
+            groups in order, each in chunks of examples.
+        layer_results: Results of each part, layer by layer.
+    """
+
+    layers: int
     hidden: list[AnyArray]
     carries: list[Tree]
-    layer_results: list[list[Tree]]  # What each layer added to it, layer by layer
+    layer_results: list[list[Tree]]
 
 
 @full_precision

@@ -302,12 +302,18 @@ class Unembedding(NamedTuple):
     """A causal language model's head: logits z = s (Y Wᵀ + b) of the output Y [n, d].
 
     With a cap c, c tanh(z/c) takes their place.
+
+    Attributes:
+        table: W [vocab, d], an array or a `Table`.
+        bias: b [vocab]; None for none.
+        softcap: c; None for none.
+        scale: s.
     """
 
-    table: Leaf  # W [vocab, d], an array or a `Table`
-    bias: Leaf | None = None  # b [vocab]; None for none
-    softcap: float | None = None  # c; None for none
-    scale: float = 1.0  # s
+    table: Leaf
+    bias: Leaf | None = None
+    softcap: float | None = None
+    scale: float = 1.0
 
 
 class LazyLayers:
