@@ -26,8 +26,8 @@ from rank_collapse.pretrained.entries import (
     rotary_fields as rotary_fields,
 )
 from rank_collapse.pretrained.mapping import (
-    Leaf as Leaf,
     Map as Map,
+    NamedTensor as NamedTensor,
     Names as Names,
     Reader,
     take_tensor as take_tensor,

@@ -27,7 +27,7 @@ from rank_collapse.network.residual import LearnedGains
 from rank_collapse.pretrained.weights import Weights
 
 
-class Leaf(NamedTuple):
+class NamedTensor(NamedTuple):
     """One array of the parameters: its tensor's whole name (None: zeros), and its axes."""
 
     name: str | None
@@ -48,7 +48,7 @@ class Names(NamedTuple):
 
     stem: str  # What stands before the names of a layer, with {} for its number
     # {place in `BlockParams` or in `TransformerParams`: name of a map or of a norm without
-    # ".weight", a `Map`, a `Leaf`, or a function of (weights, stem, config)}
+    # ".weight", a `Map`, a `NamedTensor`, or a function of (weights, stem, config)}
     layer: Mapping[str, object]
     outside: Mapping[str, object]
 
@@ -100,7 +100,7 @@ def take_tensor(weights: Weights, name: str, axes: str, sizes: Mapping[str, int]
     Args:
         weights: The model's tensors.
         name: Name of the tensor.
-        axes: See `Leaf`.
+        axes: See `NamedTensor`.
         sizes: Sizes of each axis but those that are written as numbers.
     """
 
@@ -217,7 +217,7 @@ class Reader:
         The entry is of one of four kinds:
 
         - A function of (weights, stem, config), which returns the array at `place`.
-        - A `Leaf`: the array at `place`.
+        - A `NamedTensor`: the array at `place`.
         - A name: the map or norm whose tensors are name.weight and name.bias, with axes of `_MAPS`.
         - A `Map`: the same with other axes, or several maps in one tensor.
 
@@ -232,7 +232,7 @@ class Reader:
         if callable(entry):
             yield place, entry(self.weights, stem, self.config)
             return
-        if isinstance(entry, Leaf):
+        if isinstance(entry, NamedTensor):
             name = None if entry.name is None else stem + entry.name
             yield place, self._take_array(name, entry.axes, is_norm)
             return

@@ -10,7 +10,7 @@ from rank_collapse.pretrained.family import (
     Entry,
     Family,
     Initialisation,
-    Leaf,
+    NamedTensor,
     Names,
     Settings,
 )
@@ -33,7 +33,7 @@ def _roberta_fields(settings):
 
 _EMBEDDING = {
     "embedding.tokens": "embeddings.word_embeddings.weight",
-    "embedding.positions": Leaf("embeddings.position_embeddings.weight", "rows e"),
+    "embedding.positions": NamedTensor("embeddings.position_embeddings.weight", "rows e"),
     "embedding.norm": "embeddings.LayerNorm",
 }
 
@@ -42,7 +42,9 @@ def _bert_names(weights, settings):
     """Name the tensors of BERT; segments only if the settings have types of tokens."""
     outside = dict(_EMBEDDING)
     if settings["type_vocab_size"]:
-        outside["embedding.segments"] = Leaf("embeddings.token_type_embeddings.weight", "s e")
+        outside["embedding.segments"] = NamedTensor(
+            "embeddings.token_type_embeddings.weight", "s e"
+        )
     return Names("encoder.layer.{}", _BERT_LAYER, outside)
 
 

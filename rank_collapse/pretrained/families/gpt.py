@@ -20,8 +20,8 @@ from rank_collapse.pretrained.family import (
     Entry,
     Family,
     Initialisation,
-    Leaf,
     Map,
+    NamedTensor,
     Names,
     count_entry,
     rotary_entry,
@@ -86,7 +86,7 @@ GPT2 = Family(
         },
         {
             "embedding.tokens": "wte.weight",
-            "embedding.positions": Leaf("wpe.weight", "p d"),
+            "embedding.positions": NamedTensor("wpe.weight", "p d"),
             "final_norm": "ln_f",
         },
     ),

@@ -7,7 +7,7 @@ from rank_collapse.pretrained.family import (
     MAX_LAYERS,
     Draw,
     Family,
-    Leaf,
+    NamedTensor,
     Names,
     Settings,
     activation_name,
@@ -55,7 +55,7 @@ def _t5_names(weights, settings):
         layer |= {"mlp.in": f"{mlp}.wi_1", "mlp.gate": f"{mlp}.wi_0"}
     outside = {
         "embedding.tokens": tokens,
-        "position_bias": Leaf(bias, "b h"),
+        "position_bias": NamedTensor(bias, "b h"),
         "final_norm": f"{part}.final_layer_norm",
     }
     return Names(part + ".block.{}.layer", layer, outside)

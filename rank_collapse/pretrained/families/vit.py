@@ -18,16 +18,18 @@ from rank_collapse.pretrained.family import (
     Entry,
     Family,
     Initialisation,
-    Leaf,
+    NamedTensor,
     Names,
     count_entry,
 )
 
 _OUTSIDE = {
-    "embedding.w_in": Leaf("embeddings.patch_embeddings.projection.weight", "d c y x -> (c y x) d"),
-    "embedding.b_in": Leaf("embeddings.patch_embeddings.projection.bias", "d"),
-    "embedding.positions": Leaf("embeddings.position_embeddings", "1 p d -> p d"),
-    "embedding.class_token": Leaf("embeddings.cls_token", "1 1 d -> d"),
+    "embedding.w_in": NamedTensor(
+        "embeddings.patch_embeddings.projection.weight", "d c y x -> (c y x) d"
+    ),
+    "embedding.b_in": NamedTensor("embeddings.patch_embeddings.projection.bias", "d"),
+    "embedding.positions": NamedTensor("embeddings.position_embeddings", "1 p d -> p d"),
+    "embedding.class_token": NamedTensor("embeddings.cls_token", "1 1 d -> d"),
     "final_norm": "layernorm",
 }
 # Queries, keys, values and output: in files of transformers < 5 and in later ones.
@@ -48,7 +50,9 @@ def _vit_names(weights, settings):
     old = weights.has_tensor("encoder.layer.")
     outside = dict(_OUTSIDE)
     if settings["model_type"] == "deit":
-        outside["embedding.registers"] = Leaf("embeddings.distillation_token", "1 r d -> r d")
+        outside["embedding.registers"] = NamedTensor(
+            "embeddings.distillation_token", "1 r d -> r d"
+        )
     stem, layer = ("encoder.layer.{}", _VIT_OLD) if old else ("layers.{}", _VIT_NEW)
     return Names(stem, layer, outside)
 
@@ -131,13 +135,13 @@ def _dinov2_names(weights, settings):
         mlp = {f"mlp.{place}": f"mlp.{name}_proj" for place, name in parts}
     norms_and_gains = {
         "attention_norm": "norm1",
-        "attention_gains.branch": Leaf("layer_scale1.lambda1", "d"),
+        "attention_gains.branch": NamedTensor("layer_scale1.lambda1", "d"),
         "mlp_norm": "norm2",
-        "mlp_gains.branch": Leaf("layer_scale2.lambda1", "d"),
+        "mlp_gains.branch": NamedTensor("layer_scale2.lambda1", "d"),
     }
     outside = dict(_OUTSIDE)
     if settings.get("num_register_tokens", 0):
-        outside["embedding.registers"] = Leaf("embeddings.register_tokens", "1 r d -> r d")
+        outside["embedding.registers"] = NamedTensor("embeddings.register_tokens", "1 r d -> r d")
     return Names("encoder.layer.{}", attention | mlp | norms_and_gains, outside)
 
 
