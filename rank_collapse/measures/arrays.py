@@ -133,9 +133,9 @@ def as_array(x: AnyArray) -> AnyArray:
         f"a {kind} has its own mask: pass x.data, and the mask as mask=",
     )
     if not (is_jax_array(x) or is_torch_array(x)):
-        framework = _is_framework_of(x)
-        if framework is not None:  # a list of its arrays
-            return _stack_arrays(x, framework)
+        is_array = _find_framework_test(x)
+        if is_array is not None:  # a list of arrays of one framework
+            return _stack_arrays(x, is_array)
         try:
             x = np.asarray(x)
         except ValueError as error:
@@ -151,8 +151,8 @@ def as_array(x: AnyArray) -> AnyArray:
     return x
 
 
-def _is_framework_of(x):
-    """Return the test of the framework whose arrays a list holds; None for NumPy numbers."""
+def _find_framework_test(x):
+    """Find the test for arrays of the framework that a list holds; None for NumPy numbers."""
     leaves = list(iterate_leaves(x)) if isinstance(x, list | tuple) else []
     tests = (is_jax_array, is_torch_array)
     return next((test for test in tests if any(map(test, leaves))), None)

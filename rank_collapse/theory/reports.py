@@ -137,7 +137,7 @@ def bound_report(
 
 
 @full_precision
-def report_of_log(
+def report_from_log(
     params: TransformerParams, x: ArrayLike, config: TransformerConfig, log: LogTrace
 ) -> BoundReport:
     """Compute `bound_report` from the pass in logarithms of the same arguments.
