@@ -102,14 +102,20 @@ class Recipe:
 class Hyper(struct.Struct):
     """The values that may differ between the runs of an ensemble, all traced scalars.
 
-    `weight_decay` is added to the gradient (L2, as in Adam with decay), `init_scale` multiplies the
-    initial weights of the layers. The learning rate rises linearly over the first `warmup` steps
-    (0: at once); `label_smoothing` ε trains on labels (1 − ε) onehot + ε / c. `network` holds
-    floats of the configuration by name ("skip_gain", "init_gain", "temperature", ...), which
-    replace those of the recipe's network; None for none. For an encoder-decoder it has a dictionary
-    for each: {"encoder": {"skip_gain": ...}, "decoder": {...}}. `start` is passed to
-    `Recipe.start`. A `dropout` of None compiles no dropout at all, which is a tenth faster than a
-    rate of 0. If the recipe has dropout on the output, its rate is multiplied by `output_dropout`.
+    Attributes:
+        learning_rate: The largest learning rate, which the schedule of the recipe multiplies.
+        weight_decay: Factor of the weights that are added to the gradient (L2, as in Adam with
+            decay).
+        dropout: Rate of dropout. None compiles no dropout at all, which is a tenth faster than a
+            rate of 0.
+        output_dropout: Multiplies the rate of dropout on the output, if the recipe has it.
+        init_scale: Multiplies the initial weights of the layers.
+        warmup: Number of steps over which the learning rate rises linearly; 0 for none.
+        label_smoothing: ε: labels are (1 − ε) onehot + ε / c.
+        network: Floats of the configuration by name ("skip_gain", "init_gain", "temperature", ...),
+            which replace those of the recipe's network; None for none. For an encoder-decoder it
+            has a dictionary for each half: {"encoder": {"skip_gain": ...}, "decoder": {...}}.
+        start: Argument of `Recipe.start`.
     """
 
     learning_rate: Number = 1e-3
