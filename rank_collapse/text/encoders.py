@@ -83,7 +83,7 @@ def trained_tokenizer(texts: Sequence[str], vocab_size: int) -> Encoder:
 
 
 def _encode_with(path, tokenizer):
-    """Make an encoder from a `tokenizers.Tokenizer`."""
+    """Makes an encoder from a `tokenizers.Tokenizer`."""
     names = [getattr(getattr(tokenizer, "model", None), "unk_token", None), "[UNK]", "<unk>"]
     unknown = [tokenizer.token_to_id(name) for name in names if name]
 
@@ -96,7 +96,7 @@ def _encode_with(path, tokenizer):
 
 
 def _byte_level(folder, settings):
-    """Make the encoder of a byte-level BPE, with <s> and </s> where the family has them."""
+    """Makes the encoder of a byte-level BPE, with <s> and </s> where the family has them."""
     tokenizer = read_byte_level(folder / "vocab.json", folder / "merges.txt")
     first, last = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("</s>")
     ids = _encode_with(folder / "vocab.json", tokenizer)
@@ -106,7 +106,7 @@ def _byte_level(folder, settings):
 
 
 def _read_sentencepiece(path, settings):
-    """Make the encoder of a sentencepiece model, with the special tokens of the family."""
+    """Makes the encoder of a sentencepiece model, with the special tokens of the family."""
     sentencepiece = import_package("sentencepiece", str(path), "pretrained")
     try:
         model = sentencepiece.SentencePieceProcessor(model_file=str(path))
