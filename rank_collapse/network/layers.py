@@ -1,4 +1,6 @@
-"""Norms and MLPs for one example.
+"""Norms and MLPs for one example, and the fields of the configuration that describe them.
+
+`ResidualConfig` stands here, too, because it says where the norms are.
 
 Axis letters: n tokens, d model width, f MLP width.
 """
