@@ -55,7 +55,7 @@ def make_steps(
     """
     gains = layer_gains(config, prepared.x.dtype, params)
     if semantics == "frozen":
-        return _make_frozen_steps(params, config, gains, prepared)
+        return _make_frozen_steps(params, prepared, config, gains)
 
     def step(state, layer, choice):
         """Pass a path's state [n, d] through a layer by the head, or skip, that the path
@@ -155,11 +155,11 @@ class OnePath(Frozen):
         return _choice_kind(self.choice, layer.config) == 2
 
 
-def _make_frozen_steps(params, config, gains, prepared):
+def _make_frozen_steps(params, prepared, config, gains):
     """Make `make_steps` of frozen paths, with the constants of one forward pass.
 
     Args:
-        params, config, prepared: See `make_steps`.
+        params, prepared, config: See `make_steps`.
         gains: Gains of all layers.
 
     Returns:
