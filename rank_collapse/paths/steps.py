@@ -61,7 +61,7 @@ def make_steps(
         """Pass a path's state [n, d] through a layer by the head, or skip, that the path
         chooses."""
         return recomputed_step(
-            params, state, config, gains, prepared, layer, choice, no_sub_path=no_sub_path
+            params, prepared, config, gains, state, layer, choice, no_sub_path=no_sub_path
         )
 
     return step, lambda state: state
@@ -69,10 +69,10 @@ def make_steps(
 
 def recomputed_step(
     params: TransformerParams,
-    x: Float[Array, "n d"],
+    prepared: PreparedInputs,
     config: TransformerConfig,
     gains: LayerGains,
-    prepared: PreparedInputs,
+    x: Float[Array, "n d"],
     layer: Number,
     choice: ArrayLike,
     *,
@@ -86,10 +86,10 @@ def recomputed_step(
     sublayer, if there is one. A skip leaves out the whole layer, including the MLP.
 
     Args:
-        params, config: The network.
-        x: The path's state before this layer.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
+        config: The network.
         gains: Gains of all layers.
-        prepared: Inputs from `prepare_inputs`.
+        x: The path's state before this layer.
         layer: Index of the layer; may be traced.
         choice: 0..H−1 a head, H skip, −1 all heads; may be traced.
         no_sub_path: Leave the layer's input out of the attention sublayer's sum.
