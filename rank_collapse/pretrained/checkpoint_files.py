@@ -190,7 +190,7 @@ def _wrap_tensor(path, name, tensor):
     if fault:
         raise ValueError(f"{path}: tensor {quote_value(name)} is {fault}, which is not supported")
     return Stored(
-        path, numpy_dtype(tensor), tuple(tensor.shape), lambda rows: as_array(tensor[rows])
+        path, numpy_dtype(tensor), tuple(tensor.shape), lambda rows: convert_tensor(tensor[rows])
     )
 
 
@@ -220,7 +220,7 @@ def numpy_dtype(tensor: object) -> np.dtype:
     return np.dtype(kind)
 
 
-def as_array(tensor: object) -> np.ndarray:
+def convert_tensor(tensor: object) -> np.ndarray:
     """Convert a tensor to NumPy, on the CPU in the same memory."""
     refuse_if(tensor.device.type == "meta", "a tensor is on the device 'meta', without values")
     tensor, dtype = tensor.detach().cpu(), numpy_dtype(tensor)
