@@ -13,7 +13,7 @@ from rank_collapse.measures.arrays import (
 KINDS = {"tokens": ("hidden states", "nd"), "attention": ("attention weights", "hnm")}
 
 
-def is_attention(hidden, batch_axis):
+def has_head_axis(hidden, batch_axis):
     """Return whether an array has one axis more than hidden states, the axis of heads."""
     if isinstance(hidden, list | tuple):
         return any(getattr(layer, "ndim", 0) == 4 for layer in hidden)

@@ -17,7 +17,7 @@ from rank_collapse.measures.arrays import (
     on_host,
     where_it_lives,
 )
-from rank_collapse.measures.layer_arrays import KINDS, is_attention, stack_layers
+from rank_collapse.measures.layer_arrays import KINDS, has_head_axis, stack_layers
 from rank_collapse.measures.layer_measures import measure_states, measure_weights
 from rank_collapse.measures.rounding import layer_limits
 from rank_collapse.measures.table import MEASURES, MeasureName, check_measure_names
@@ -149,7 +149,7 @@ def profile(
     Source: Dong et al. 2021, figure 2 for the residual ratio.
     """
     if measures is None:
-        measures = "attention_entropy" if is_attention(hidden, batch_axis) else "residual_ratio"
+        measures = "attention_entropy" if has_head_axis(hidden, batch_axis) else "residual_ratio"
     names = (measures,) if isinstance(measures, str) else tuple(measures)
     needs = {MEASURES[name].needs for name in names if name in MEASURES}
     kind = "attention" if needs == {"attention"} else "tokens"
