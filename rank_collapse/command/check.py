@@ -225,7 +225,7 @@ def plot_figures(check: Checked) -> list[tuple[figures.Figure, str]]:
 
 
 @figures.styled
-def residual_figure(check: Checked):
+def residual_figure(check: Checked) -> figures.Figure:
     """Plot the residual ratio by layer, and the largest token's share."""
     limit = rounding_limit(check.opened.source.weights.dtype)
     networks = check.networks
@@ -250,7 +250,7 @@ def residual_figure(check: Checked):
 
 
 @figures.styled
-def attention_figure(check: Checked):
+def attention_figure(check: Checked) -> figures.Figure:
     """Plot entropy and sinks of attention by layer."""
     fig, axes = figures.figure(1, 2, width=3.3, height=3.0)
     for index, (name, label) in enumerate(ATTENTION_LABELS.items()):

@@ -43,7 +43,7 @@ def rounding_limit(dtype: DType) -> float:
     return (_ROUNDINGS if name in ("float32", "float64") else 1) * epsilon
 
 
-def layer_limits(hidden, batch_axis):
+def layer_limits(hidden: object, batch_axis: int | None) -> float | np.ndarray:
     """Return the `rounding_limit` of hidden states: one number, or one per layer [l].
 
     A list has one limit per layer, since its arrays may differ in dtype. If its entries are

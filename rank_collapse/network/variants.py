@@ -58,7 +58,7 @@ def _zero_to_one(total):
     return jnp.where(total == 0, 1, total)
 
 
-def with_sink(sink, scores, context):
+def with_sink(sink: Number, scores: Leaf, context: AttentionContext) -> Leaf:
     """Compute exp(S_ij) / (exp(s_h) + Σ_j exp S_ij): a column of score s_h, then dropped.
 
     Args:
@@ -72,7 +72,7 @@ def with_sink(sink, scores, context):
     return jnp.where(allowed, softmax(widened, mask)[..., :-1], 0)
 
 
-def sigmoid(bias, scores, context):
+def sigmoid(bias: Number | None, scores: Leaf, context: AttentionContext) -> Leaf:
     """Compute σ(S + b), b = −ln m for None with m all keys, padding too; rows sum to any value.
 
     Args:
@@ -86,7 +86,7 @@ def sigmoid(bias, scores, context):
     return jnp.where(allowed_keys(scores, context), jax.nn.sigmoid(scores + shift), 0)
 
 
-def retention(decay, scores, context):
+def retention(decay: Number, scores: Leaf, context: AttentionContext) -> Leaf:
     """Compute S ∘ D / max(|Σ_j (S ∘ D)_ij|, 1), D_ij = γ_h^(i−j) / √(Σ_j γ_h^(i−j)).
 
     The divisor has no gradient.
@@ -111,7 +111,7 @@ def retention(decay, scores, context):
     return p / jnp.maximum(size, 1)
 
 
-def linear(q, k, v, context):
+def linear(q: Leaf, k: Leaf, v: Leaf, context: AttentionContext) -> tuple[Leaf, None]:
     """Compute M = φ(q)φ(k)ᵀ over its row sums, φ = elu + 1: a full head, `AttentionConfig.mix`.
 
     Args:

@@ -131,7 +131,7 @@ def _restore_leaf(saved, like):
     return np.asarray(saved, np.asarray(like).dtype)
 
 
-def as_json(value):
+def as_json(value: object) -> Any:
     """Convert to what JSON stores: string keys, lists, plain numbers."""
     if isinstance(value, Mapping):
         return {str(k): as_json(v) for k, v in value.items()}
