@@ -16,7 +16,7 @@ def refuse_if(condition: object, message: str) -> None:
     """Raise an error where a condition holds.
 
     Raises:
-        ValueError: With the message, where `condition` is true.
+        ValueError: The condition holds; the error has the message.
     """
     if condition:
         raise ValueError(message)
@@ -26,7 +26,7 @@ def refuse(*cases: tuple[Any, str]) -> None:
     """Raise an error for the first of the (condition, message) that holds.
 
     Raises:
-        ValueError: With its message.
+        ValueError: A condition holds; the error has its message.
     """
     for condition, message in cases:
         if condition:
@@ -65,7 +65,7 @@ def check_choices(config: object, **allowed: tuple[Any, ...]) -> None:
     """Check that fields have one of the values that are allowed.
 
     Raises:
-        ValueError: One has not.
+        ValueError: A field has another value.
     """
     for name, values in allowed.items():
         value = getattr(config, name)

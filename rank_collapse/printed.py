@@ -1,4 +1,4 @@
-"""Output of text that others wrote: names in files, folders, messages of other packages.
+"""Prints text, and escapes text that others wrote: names in files, messages of other packages.
 
 All output of the commands goes through `print_lines`, so no part of a file's name or content
 reaches the terminal as a control sequence.

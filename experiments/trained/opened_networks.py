@@ -176,7 +176,7 @@ def skip_texts(network: Network, count: int) -> Network:
     """Leaves out the first texts of a network.
 
     Raises:
-        ValueError: None is left.
+        ValueError: No text is left.
     """
     inputs = {name: a if a is None else a[count:] for name, a in network.inputs.items()}
     if not len(inputs["x"]):

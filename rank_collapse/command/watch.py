@@ -125,7 +125,7 @@ def find_files(path: Path) -> list[Path]:
         path: File or folder of the run.
 
     Raises:
-        RunError: There is none.
+        RunError: There is no such file.
     """
     if path.is_file():
         return [path]

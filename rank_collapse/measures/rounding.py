@@ -1,4 +1,4 @@
-"""Equal tokens up to rounding: the residual ratio that rounding alone leaves."""
+"""The residual ratio that rounding alone leaves between tokens that are equal."""
 
 import numpy as np
 
@@ -31,7 +31,7 @@ def rounding_limit(dtype: DType) -> float:
         dtype: Number format of floats, or its name.
 
     Raises:
-        ValueError: No dtype of floats.
+        ValueError: It is not a floating-point dtype.
     """
     name = getattr(dtype, "name", getattr(dtype, "__name__", dtype))  # np.float32 has the latter
     name = str(name).rpartition(".")[2]

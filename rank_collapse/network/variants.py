@@ -210,7 +210,7 @@ def _find_variant(name):
     """Return the variant of a name.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no variant of this name.
     """
     if name in ("san", "san_mlp", "san_skip", "transformer"):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Weights as an architecture draws them at its initialisation, in place of a file's."""
+"""Random weights, drawn as the architecture of a checkpoint initialises them."""
 
 import dataclasses
 import math

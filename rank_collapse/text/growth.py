@@ -1,6 +1,6 @@
-"""How long a text becomes before a tokenizer splits it: a replacement in a file can be of any size.
+"""Checks how long a text becomes when a tokenizer normalises it, before it splits the text.
 
-The package `tokenizers` ends the process where the memory is not enough, which nothing can catch.
+The replacements that the files of a tokenizer ask for may have any size. The package `tokenizers` ends the process where the memory is not enough, which nothing can catch.
 """
 
 import json
