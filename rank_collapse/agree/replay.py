@@ -55,7 +55,7 @@ def find_replay(first: Recording, second: Recording) -> Replay | None:
         first, second: Opened recordings.
 
     Raises:
-        ValueError: Each is a replay of the other.
+        ValueError: Both recordings are replays.
     """
     replays = [index for index, r in enumerate((first, second)) if "inputs" in r.metadata]
     refuse_if(

@@ -1,6 +1,7 @@
 """Checks how long a text becomes when a tokenizer normalises it, before it splits the text.
 
-The replacements that the files of a tokenizer ask for may have any size. The package `tokenizers` ends the process where the memory is not enough, which nothing can catch.
+The replacements that the files of a tokenizer ask for may have any size. The package `tokenizers`
+ends the process where the memory is not enough, which nothing can catch.
 """
 
 import json
