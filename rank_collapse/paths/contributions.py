@@ -134,7 +134,7 @@ def path_contributions(
         )
     params, prepared = prepare_inputs(params, x, config, covers=ByLength.covers, **inputs)
     if head_gain is not None:
-        head_gain = as_numbers("head_gain", head_gain, prepared.x.dtype)
+        head_gain = as_numbers(head_gain, "head_gain", prepared.x.dtype)
         if head_gain.shape != (config.depth, config.num_heads):
             raise ValueError(
                 f"head_gain has the shape {head_gain.shape}, but must have the shape (depth, "
