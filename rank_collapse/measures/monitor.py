@@ -22,14 +22,14 @@ from rank_collapse.measures.layer_measures import NEEDS_TWO_TOKENS, measure_stat
 from rank_collapse.measures.norms import exact_sum, num_tokens, safe_divide
 from rank_collapse.measures.table import MEASURES
 
-TOKENS = (
+TOKEN_MEASURES = (
     "residual_ratio",
     "token_cosine",
     "participation_ratio",
     "stable_rank_bound",
     "bulk_ratio",
 )
-ATTENTION = ("attention_entropy", "largest_weight", "largest_column", "sink_rate")
+ATTENTION_MEASURES = ("attention_entropy", "largest_weight", "largest_column", "sink_rate")
 
 
 @where_it_lives
@@ -221,14 +221,14 @@ def _measure_examples(arrays, sink):
         [b], how many exist, and "num_counted" [b], how many are measured.
     """
     x, mask, counted = arrays["x"], arrays["mask"], arrays["counted"]
-    xp, values = namespace(x), measure_states(TOKENS, x, counted)
+    xp, values = namespace(x), measure_states(TOKEN_MEASURES, x, counted)
     values["spiked"] = xp.astype(values["spiked"], x.dtype)
     values["num_counted"], values["num_tokens"] = num_tokens(x, counted), num_tokens(x, mask)
     summed = x if counted is None else xp.where(counted[..., None], x, 0)
     values["pooled"] = safe_divide(exact_sum(summed, -2), values["num_counted"][..., None], 0)
     if "p" in arrays:
         key_mask = mask if arrays["p"].shape[-1] == x.shape[-2] else None
-        for name in ATTENTION:
+        for name in ATTENTION_MEASURES:
             options = {"sink": sink, "key_mask": key_mask} if name == "sink_rate" else {}
             values[name] = MEASURES[name](arrays["p"], mask=mask, **options)
     return values
@@ -241,7 +241,7 @@ def _average_examples(values):
     )
     xp, scalars = namespace(pooled), {}
     for name, a in values.items():
-        is_attention = name in ATTENTION
+        is_attention = name in ATTENTION_MEASURES
         least = 2 if name in (*NEEDS_TWO_TOKENS, "spiked") else 1
         count = num_existing if is_attention else num_counted
         by_example = a.mean(axis=-1) if a.ndim > 1 else a

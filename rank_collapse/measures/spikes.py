@@ -24,7 +24,7 @@ from rank_collapse.measures.residuals import (
 
 TokenKind = Literal["raw", "unit", "read"]
 Excluded = Literal["spikes"]
-TOKENS = get_args(TokenKind)
+TOKEN_KINDS = get_args(TokenKind)
 SPIKE = 5.0  # times the median norm, from which on a token is one
 
 
@@ -56,7 +56,7 @@ def choose_tokens(
     """
     check_numbers("[0, inf]", threshold=threshold)
     refuse(
-        (tokens not in TOKENS, f"tokens={tokens!r} is not one of {TOKENS}"),
+        (tokens not in TOKEN_KINDS, f"tokens={tokens!r} is not one of {TOKEN_KINDS}"),
         (exclude not in (None, "spikes"), f"exclude={exclude!r} is not 'spikes' or None"),
         (
             tokens == "read" and read is None,
