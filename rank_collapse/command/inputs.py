@@ -26,11 +26,17 @@ DRAWN = "Drawn inputs, standard normal: no {}; --inputs=FILE.npy measures real o
 
 
 class Opened(NamedTuple):
-    """A checkpoint before it is measured."""
+    """A checkpoint before it is measured.
 
-    name: str  # As the command names it, without control characters
+    Attributes:
+        name: Name as in the command, without control characters.
+        source: The open checkpoint.
+        folder: Its folder; None where its weights are drawn.
+    """
+
+    name: str
     source: pretrained.OpenCheckpoint
-    folder: Path | None  # None where it is drawn anew
+    folder: Path | None
 
     @property
     def half(self) -> str:
@@ -51,12 +57,19 @@ class Opened(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What is measured."""
+    """What is measured.
 
-    x: np.ndarray  # Tokens [b, n], or vectors [b, n, d_input]
-    mask: np.ndarray | None  # [b, n]
-    description: str  # A sentence: what they are
-    kind: str  # "ids", "texts", "random" or "arrays"
+    Attributes:
+        x: Tokens [b, n], or vectors [b, n, d_input].
+        mask: Bool [b, n], the tokens that exist; None for vectors.
+        description: A sentence that says what they are.
+        kind: "ids", "texts", "random" or "arrays".
+    """
+
+    x: np.ndarray
+    mask: np.ndarray | None
+    description: str
+    kind: str
 
     @property
     def lengths(self) -> np.ndarray:

@@ -27,12 +27,17 @@ LEMMA_THRESHOLD = 1.2564312086261697  # the positive root of eˣ = 1 + 2x
 
 
 class Sides(struct.Struct):
-    """The two sides of a bound, as decimal logarithms of ‖.‖_{1,∞}."""
+    """The two sides of a bound, as decimal logarithms of ‖.‖_{1,∞}.
 
-    log10_lhs: Leaf  # The residual around the mean token
-    log10_rhs: Leaf  # The bound; NaN where it does not cover the network
-    # log10_rhs − log10_lhs: how many powers of ten the bound lies above the residual; negative
-    # where it is violated, NaN where both sides are 0
+    Attributes:
+        log10_lhs: The residual around the mean token.
+        log10_rhs: The bound; NaN where it does not cover the network.
+        tightness: log10_rhs − log10_lhs, the powers of ten by which the bound lies above the
+            residual: negative where it is violated, NaN where both sides are 0.
+    """
+
+    log10_lhs: Leaf
+    log10_rhs: Leaf
     tightness: Leaf
 
 
@@ -40,9 +45,12 @@ class PublishedSides(Sides):
     """The two sides of a bound in the form of theorems 2.2 and 2.3.
 
     `log10_rhs` is the bound with γ*, the least γ that its lemma admits in all heads.
+
+    Attributes:
+        log10_rhs_first: The bound with γ = 1, as in the first version of the paper.
     """
 
-    log10_rhs_first: Leaf  # The bound with γ = 1, as in the first version of the paper
+    log10_rhs_first: Leaf
 
 
 # Scores x_i W_QK x_jᵀ plus what is constant along a row or given.

@@ -35,10 +35,14 @@ class DiameterSides(Sides):
     """A bound of the diameter, the largest ℓ2 distance of two tokens, as decimal logarithms.
 
     `log10_lhs` is the diameter, `log10_rhs` the bound with tanh; `tightness` is never negative.
+
+    Attributes:
+        log10_rhs_cubic: The bound with tanh(u) ≤ u: c diam³ for one layer of attention.
+        tightness_cubic: log10_rhs_cubic − log10_lhs, never less than `tightness`.
     """
 
-    log10_rhs_cubic: Leaf  # The bound with tanh(u) ≤ u: c diam³ for one layer of attention
-    tightness_cubic: Leaf  # log10_rhs_cubic − log10_lhs, never less than tightness
+    log10_rhs_cubic: Leaf
+    tightness_cubic: Leaf
 
 
 class MeanConstants(struct.Struct):
