@@ -83,27 +83,9 @@ def attention_rows(
     """
     if window is not None:
         window = check_whole("window", window, 1)
-    q, k = match_framework(as_floats(q), as_floats(k))
-    refuse_if(
-        min(q.ndim, k.ndim) < 3,
-        f"q of shape {tuple(q.shape)} and k of {tuple(k.shape)} are not [..., h, n, k]",
-    )
-    refuse(
-        (layout not in (None, "hnk", "nhk"), f"layout={layout!r} is not 'hnk' or 'nhk'"),
-        (
-            layout is None and q.shape[-3] > q.shape[-2] and q.shape[-2] == k.shape[-2],
-            f"q of shape {tuple(q.shape)} has more heads than tokens: pass layout='hnk' for "
-            "[..., h, n, k] or 'nhk' for [..., n, h, k]",
-        ),
-    )
-    if layout == "nhk":
-        q, k = namespace(q).moveaxis(q, -2, -3), namespace(k).moveaxis(k, -2, -3)
-    *leading, h, n, d = q.shape
-    *leading_k, g, m, d_k = k.shape
-    refuse_if(
-        leading != leading_k or h % g or d_k != d,
-        f"q of shape {tuple(q.shape)} does not fit k of shape {tuple(k.shape)}",
-    )
+    q, k = _arrange_heads(q, k, layout)
+    *leading, _, n, d = q.shape
+    m = k.shape[-2]
     exists = None if mask is None else match_framework(q, as_bools(mask))[1]
     refuse_if(
         exists is not None and tuple(exists.shape) not in ((m,), (*leading, m)),
@@ -126,9 +108,65 @@ def attention_rows(
         return _measure_by_document(q, k, segments, exists, num_segments, sink, options)
     if segments is not None:
         q, k, exists = _split_by_document(q, k, segments, mask)
-        *leading, h, n, d = q.shape
+        *leading, _, n, _ = q.shape
         m = n
-    rows = np.arange(n) if rows is None else as_array(rows)
+    q, rows = match_framework(q, np.arange(n) if rows is None else _check_rows(rows, n))
+    xp = namespace(q)
+    keys = match_framework(q, np.ones(m, bool))[1] if exists is None else exists
+    keys = xp.broadcast_to(keys[..., None, None, :], (*leading, 1, 1, m))
+    allowed = xp.broadcast_to(keys, (*leading, 1, len(rows), m))
+    if causal or window is not None:
+        place = xp.take(_query_positions(q, positions, n, m, exists), rows, axis=-1)
+        place = place.reshape((*place.shape[:-1], 1, len(rows), 1))
+        distance = place - match_framework(q, np.arange(m))[1]
+        allowed = allowed & _is_within(distance, causal, window)
+    counted = xp.any(allowed, axis=-1)
+    if m == n:
+        counted = counted & xp.take(keys[..., 0, :], rows, axis=-1)
+    p = _softmax_rows(q, k, rows, scale, soft_cap, allowed)
+    return _measure_rows(p, counted, keys[..., 0, :], sink)
+
+
+def _arrange_heads(q, k, layout):
+    """Convert queries and keys to floats [..., h, n, k] and [..., g, m, k].
+
+    Args:
+        q, k, layout: See `attention_rows`.
+
+    Raises:
+        ValueError: Shapes that do not fit each other, or no layout where the shapes do not tell.
+    """
+    q, k = match_framework(as_floats(q), as_floats(k))
+    refuse_if(
+        min(q.ndim, k.ndim) < 3,
+        f"q of shape {tuple(q.shape)} and k of {tuple(k.shape)} are not [..., h, n, k]",
+    )
+    refuse(
+        (layout not in (None, "hnk", "nhk"), f"layout={layout!r} is not 'hnk' or 'nhk'"),
+        (
+            layout is None and q.shape[-3] > q.shape[-2] and q.shape[-2] == k.shape[-2],
+            f"q of shape {tuple(q.shape)} has more heads than tokens: pass layout='hnk' for "
+            "[..., h, n, k] or 'nhk' for [..., n, h, k]",
+        ),
+    )
+    if layout == "nhk":
+        q, k = namespace(q).moveaxis(q, -2, -3), namespace(k).moveaxis(k, -2, -3)
+    *leading, h, _, d = q.shape
+    *leading_k, g, _, d_k = k.shape
+    refuse_if(
+        leading != leading_k or h % g or d_k != d,
+        f"q of shape {tuple(q.shape)} does not fit k of shape {tuple(k.shape)}",
+    )
+    return q, k
+
+
+def _check_rows(rows, n):
+    """Convert the indices of the queries to measure to an array, and check them.
+
+    Raises:
+        ValueError: They are not whole numbers [r] from 0 to n − 1.
+    """
+    rows = as_array(rows)
     refuse_if(
         rows.ndim != 1 or "int" not in str(rows.dtype),
         f"rows of shape {tuple(rows.shape)} and dtype {rows.dtype} are not indices of queries [r]",
@@ -138,23 +176,20 @@ def attention_rows(
             not ((rows >= 0) & (rows < n)).all(),
             f"rows={rows} are not all from 0 to {n - 1}, the last query",
         )
-    q, rows = match_framework(q, rows)
-    xp = namespace(q)
-    keys = match_framework(q, np.ones(m, bool))[1] if exists is None else exists
-    keys = xp.broadcast_to(keys[..., None, None, :], (*leading, 1, 1, m))
-    allowed = xp.broadcast_to(keys, (*leading, 1, len(rows), m))
-    if causal or window is not None:
-        place = xp.take(_query_positions(q, positions, n, m, exists), rows, axis=-1)
-        place = place.reshape((*place.shape[:-1], 1, len(rows), 1))
-        key = match_framework(q, np.arange(m))[1]
-        allowed = allowed & (key <= place) if causal else allowed
-        if window is not None:
-            allowed = allowed & (key > place - window) & (key < place + window)
-    counted = xp.any(allowed, axis=-1)
-    if m == n:
-        counted = counted & xp.take(keys[..., 0, :], rows, axis=-1)
-    p = _softmax_rows(q, k, rows, scale, soft_cap, allowed)
-    return _measure_rows(p, counted, keys[..., 0, :], sink)
+    return rows
+
+
+def _is_within(distance, causal, window):
+    """Return whether a query may attend to a key at a distance p_i − j.
+
+    Args:
+        distance: Whole numbers.
+        causal, window: See `attention_rows`; one of the two restricts the keys.
+    """
+    if window is None:
+        return distance >= 0
+    is_near = namespace(distance).abs(distance) < window
+    return is_near & (distance >= 0) if causal else is_near
 
 
 def _measure_rows(p, counted, keys, sink):
@@ -206,9 +241,9 @@ def _measure_by_document(q, k, segments, exists, num_segments, sink, options):
     before = is_pair & (rows[None, :] < rows[:, None])[None]
     place = xp.sum(before, axis=-1)
     distance = place[:, :, None] - place[:, None, :]
-    allowed = is_pair & (distance >= 0) if options["causal"] else is_pair
-    if options["window"] is not None:
-        allowed = allowed & (xp.abs(distance) < options["window"])
+    allowed = is_pair
+    if options["causal"] or options["window"] is not None:
+        allowed = is_pair & _is_within(distance, options["causal"], options["window"])
     p = _softmax_rows(q, k, rows, options["scale"], options["soft_cap"], allowed[:, None])
 
     def measure_document(number):
