@@ -124,7 +124,7 @@ class OpenCheckpoint:
 
     @property
     def unembedding(self) -> Unembedding | None:
-        """Return the language-model head, a `Table`; None where the family has none."""
+        """Returns the language-model head, a `Table`; None where the family has none."""
         return self.family.read_unembedding(self.weights, self.settings, self.config)
 
     @property
