@@ -215,7 +215,7 @@ def tightness_figure(results: Results) -> figures.Figure | None:
     bounds_ax.invert_yaxis()
     # Weights that look at one key alone leave 1e-1000: such lines go on beyond the axis.
     bounds_ax.set_xlim(-0.5, 1.3 * max(float(np.median(values)) for values in claimed.values()))
-    bounds_ax.axvline(0, color="#555555", lw=0.9, ls="--")
+    bounds_ax.axvline(0, color=figures.DARK_GREY, lw=0.9, ls="--")
     bounds_ax.set(
         xlabel="powers of ten above the bounded quantity", title="blue: the paper's, red: ours"
     )
@@ -238,7 +238,7 @@ def construction_figure(results: Results):
     for index, (name, label) in enumerate(BUILT.items()):
         ratios = [built[name] for built in results["built"]]
         ax.plot(widths, ratios, "o-", color=figures.color(index), label=label)
-    ax.axhline(1, color="#555555", lw=0.9, ls="--")
+    ax.axhline(1, color=figures.DARK_GREY, lw=0.9, ls="--")
     ax.set(xlabel="width d", ylabel="residual over the bound", xscale="log", yscale="log")
     ax.legend(loc="best")
     return fig

@@ -1,3 +1,3 @@
-"""As experiments.py of this folder: found in place of the library where that is imported first."""
+"""Answers like experiments.py, for a script of this folder that imports the library first."""
 
 import experiments  # noqa: F401

@@ -244,7 +244,7 @@ def random_figure(results: FormResults, options: Options):
         ax.set_title(title, fontsize=8)
         ax.set_xscale("log", base=2)
         ax.set_yscale(scale)
-    axes[0, 1].axhline(np.log(options.num_queries), color="#555555", lw=0.9, ls="--")
+    axes[0, 1].axhline(np.log(options.num_queries), color=figures.DARK_GREY, lw=0.9, ls="--")
     axes[1, 0].set_ylim(-0.02, 1.02)
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     return fig
@@ -282,7 +282,7 @@ def trained_figure(results: FormResults):
         if name != "dot":
             mean, interval = mean_with_interval(accuracy_gain(results, name)[:, i])
             plots.draw_interval(less, i + 0.18 * (index - 2), mean, interval, label, index)
-    less.axhline(0, color="#555555", lw=0.9, ls="--")
+    less.axhline(0, color=figures.DARK_GREY, lw=0.9, ls="--")
     labels = "accuracy of letters after training", "accuracy less that of dot products"
     for ax, label in zip((accuracy, less), labels, strict=True):
         ax.set_xticks(range(len(widths)), widths)

@@ -19,7 +19,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import xarray as xr
 from jaxtyping import Array, Int
 
 import rank_collapse as rc
@@ -28,7 +27,6 @@ from experiments.lab import (
     Flags,
     Options,
     Run,
-    RunFolder,
     cli,
     describe_figures,
     open_run,
@@ -45,9 +43,9 @@ from experiments.path_accuracy.accuracy_results import (
     judge_claims,
     make_rows,
 )
-from experiments.path_accuracy.evaluation import evaluate_paths, name_axes, sampled_lengths
+from experiments.path_accuracy.evaluation import measure_paths, sampled_lengths
 from experiments.train import arguments
-from experiments.train.train_networks import save_models, train_networks
+from experiments.train.train_networks import save_models
 from experiments.train.trained_tasks import (
     ALONE,
     TrainedTask,
@@ -168,12 +166,6 @@ def hull_labels(points: Int[Array, "n 2"]) -> Int[Array, "n"]:
     return on_boundary.astype(jnp.int32)
 
 
-def measure(options: Options, task: TrainedTask, folder: RunFolder) -> xr.Dataset:
-    """Trains a network for each seed, and evaluates it whole and by path length."""
-    arrays = train_networks(options, {ALONE: task}, folder, evaluate_paths)[ALONE]
-    return name_axes(task, arrays)
-
-
 EXPERIMENT = Experiment(
     order=60,
     title="Paths: convex hull",
@@ -193,7 +185,7 @@ def main(options: Flags) -> Run:
     """Measures the points, the combinations of flag values, that the run folder lacks; saves the
     table, figures and claims."""
     with open_run(options, make_task) as run:
-        for point in run.measure(measure):
+        for point in run.measure(measure_paths):
             results, task = point.results, point.setup
             point.save_table(make_rows(results, task))
             point.save_figure("short_paths", short_paths_figure, results, task)

@@ -24,7 +24,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
 from jaxtyping import Array, Bool, Int
 
 import rank_collapse as rc
@@ -33,7 +32,6 @@ from experiments.lab import (
     Flags,
     Options,
     Run,
-    RunFolder,
     cli,
     content_hash,
     describe_figures,
@@ -52,9 +50,9 @@ from experiments.path_accuracy.accuracy_results import (
     judge_claims,
     make_rows,
 )
-from experiments.path_accuracy.evaluation import evaluate_paths, name_axes, sampled_lengths
+from experiments.path_accuracy.evaluation import measure_paths, sampled_lengths
 from experiments.train import arguments, pairs as texts
-from experiments.train.train_networks import save_models, train_networks
+from experiments.train.train_networks import save_models
 from experiments.train.trained_tasks import ALONE, TrainedTask
 from rank_collapse.printed import format_count
 from rank_collapse.training.tasks import examples
@@ -212,12 +210,6 @@ def compact_vocabulary(
     return compact.reshape(tokens.shape).astype(np.int32), used
 
 
-def measure(options: Options, task: TrainedTask, folder: RunFolder) -> xr.Dataset:
-    """Trains a network for each seed, and evaluates it whole and by path length."""
-    arrays = train_networks(options, {ALONE: task}, folder, evaluate_paths)[ALONE]
-    return name_axes(task, arrays)
-
-
 EXPERIMENT = Experiment(
     order=70,
     title="Paths: memorization",
@@ -238,7 +230,7 @@ def main(options: Flags) -> Run:
     """Measures the points, the combinations of flag values, that the run folder lacks; saves the
     table, figures and claims."""
     with open_run(options, make_task, lambda task: task.extra) as run:
-        for point in run.measure(measure):
+        for point in run.measure(measure_paths):
             results, task = point.results, point.setup
             point.save_table(make_rows(results, task))
             point.save_figure("short_paths", short_paths_figure, results, task)

@@ -321,7 +321,7 @@ def path_lengths_figure(results: dict[str, np.ndarray]):
     for index, number in enumerate(SAMPLES):
         error = np.moveaxis(results["estimate_error"][:, index], 1, 2).reshape(-1, k[-1])
         plots.quartiles(errors, k[1:], error, f"{number} sampled paths", index)
-    errors.axhline(1, color="#555555", lw=0.9, ls="--")
+    errors.axhline(1, color=figures.DARK_GREY, lw=0.9, ls="--")
     label = r"$\log_{10}$ of the size $\|\cdot\|_{1,\infty}$"
     sizes.set(ylabel=label, title="all paths of one length", ylim=limits)
     shares.set(ylabel="share of all lengths", title="counted and weighed")

@@ -112,7 +112,7 @@ def keep_full_texts(network: Network, options: Options) -> Network:
     """Keeps the texts of `max_tokens` tokens after the skipped ones, at most `num_texts`.
 
     Raises:
-        ValueError: Fewer than two.
+        ValueError: Fewer than two texts have so many tokens.
     """
     is_full = network.inputs["mask"].sum(axis=1) == options.max_tokens
     ids = network.inputs["x"][is_full, : options.max_tokens][options.skip_texts :]

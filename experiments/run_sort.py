@@ -12,14 +12,11 @@ Takes 59 seconds for 16 seeds on two cores. docs/experiments/run_sort.md has the
 `experiments.path_accuracy.evaluation` says what is measured.
 """
 
-import xarray as xr
-
 from experiments.lab import (
     Experiment,
     Flags,
     Options,
     Run,
-    RunFolder,
     cli,
     describe_figures,
     open_run,
@@ -37,10 +34,10 @@ from experiments.path_accuracy.accuracy_results import (
     make_finding,
     make_rows,
 )
-from experiments.path_accuracy.evaluation import evaluate_paths, name_axes, sampled_lengths
+from experiments.path_accuracy.evaluation import measure_paths, sampled_lengths
 from experiments.train import arguments
 from experiments.train.sorting import make_sorting_task
-from experiments.train.train_networks import save_models, train_networks
+from experiments.train.train_networks import save_models
 from experiments.train.trained_tasks import ALONE, TrainedTask
 
 FLAGS = arguments.make_flags(
@@ -75,12 +72,6 @@ def make_task(options: Options) -> TrainedTask:
     return make_sorting_task(options)
 
 
-def measure(options: Options, task: TrainedTask, folder: RunFolder) -> xr.Dataset:
-    """Trains a network for each seed, and evaluates it whole and by path length."""
-    arrays = train_networks(options, {ALONE: task}, folder, evaluate_paths)[ALONE]
-    return name_axes(task, arrays)
-
-
 EXPERIMENT = Experiment(
     order=50,
     title="Paths: sorting",
@@ -100,7 +91,7 @@ def main(options: Flags) -> Run:
     """Measures the points, the combinations of flag values, that the run folder lacks; saves the
     table, figures and claims."""
     with open_run(options, make_task) as run:
-        for point in run.measure(measure):
+        for point in run.measure(measure_paths):
             results, task = point.results, point.setup
             point.save_table(make_rows(results, task))
             point.save_figure("short_paths", short_paths_figure, results, task)

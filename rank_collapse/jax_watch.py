@@ -25,8 +25,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.measures.monitor import monitor
-from rank_collapse.struct import refuse_if
 from rank_collapse.watch.taps import measure_taps, tap
 
 Measure = Callable[..., dict[str, Any]]

@@ -1,4 +1,4 @@
-"""Output of text that others wrote: names in files, folders, messages of other packages.
+"""Prints text, and escapes text that others wrote: names in files, messages of other packages.
 
 All output of the commands goes through `print_lines`, so no part of a file's name or content
 reaches the terminal as a control sequence.
@@ -15,7 +15,7 @@ _FORMULA = ("=", "+", "-", "@")  # a spreadsheet computes a cell that begins so
 
 
 def format_count(count: SupportsIndex, noun: str) -> str:
-    """Writes a number with its noun: "1 layer", "2 layers".
+    """Write a number with its noun: "1 layer", "2 layers".
 
     Args:
         count: The number.
@@ -33,7 +33,7 @@ def escape_text(text: str) -> str:
 
 
 def _escape(match):
-    """Returns a control character or an end of a line as its escape; others as they are."""
+    """Return a control character or an end of a line as its escape; others as they are."""
     character = match[0]
     category = unicodedata.category(character)
     is_escaped = category[0] == "C" or category in ("Zl", "Zp")  # control, format; ends of lines
@@ -90,7 +90,7 @@ def print_warning(message: object, category: type[Warning], *_: object) -> None:
 
 
 def show_warnings_in_lines() -> None:
-    """Makes this process print warnings by `print_warning`."""
+    """Make this process print warnings by `print_warning`."""
     warnings.showwarning = print_warning
 
 

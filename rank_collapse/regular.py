@@ -1,4 +1,4 @@
-"""Opening files of a folder that somebody else may have filled: regular files alone.
+"""Opens only regular files, since somebody else may have filled the folder.
 
 A pipe waits for its writer, a device may never end, and a link may lead to any file of the user.
 """

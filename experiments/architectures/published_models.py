@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import JsonObject, Options, Progress, RunFolder, check_names, cli
+from experiments.lab import JsonObject, Options, Progress, RunFolder, check_names, content_hash
 from experiments.lab.text_inputs import encode_texts, join_texts
 from rank_collapse import pretrained
 from rank_collapse.network.measured.states import ProfilePass
@@ -137,8 +137,8 @@ def identity(models: Sequence[Model]) -> dict[str, str]:
     settings = json.dumps([m.settings for m in models] + stats, sort_keys=True, default=str)
     inputs = b"".join(a.tobytes() for m in models for a in m.inputs.values())
     return {
-        "settings": cli.content_hash(settings.encode()),
-        "inputs": cli.content_hash(inputs),
+        "settings": content_hash(settings.encode()),
+        "inputs": content_hash(inputs),
     }
 
 

@@ -139,7 +139,7 @@ def time_recomputed_paths(options: FlagValues, depth: int = 6, num_sequences: in
         """Computes the logits of sets of paths, for each of the inputs."""
 
         def logits(x):
-            return rc.paths.path_set_logits(params, classifier, x, config, paths, no_sub_path=True)
+            return rc.paths.path_set_logits(params, x, config, paths, classifier, no_sub_path=True)
 
         return jax.vmap(logits)(inputs)
 

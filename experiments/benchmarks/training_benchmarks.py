@@ -21,7 +21,7 @@ from experiments.benchmarks.limits import LargeProduct, compute_share, count_flo
 from experiments.benchmarks.timing import Report, Timing, describe_round, median_ratio, say
 from experiments.benchmarks.torch_processes import Processes, describe_task, list_ways
 from experiments.lab import cli, list_points, report_activity
-from experiments.lab.devices import count_cores
+from experiments.lab.devices import count_cores, device_mesh
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import Recipe
 from rank_collapse.training.ensemble import Ensemble
@@ -64,7 +64,7 @@ def time_training(
     """
     target, num_seeds = CASES[name][2], num_seeds or SEEDS[name]
     recipe, make_data, batch_size = make_case(name, arguments)
-    ensemble = Ensemble(recipe, make_data, mesh=cli.device_mesh(options), epochs_per_chunk=1)
+    ensemble = Ensemble(recipe, make_data, mesh=device_mesh(options), epochs_per_chunk=1)
     mesh = ensemble.mesh
     values = Hyper(learning_rate=1e-3, dropout=0.1)
     hyper = jax.tree.map(lambda a: jnp.full(num_seeds, a, jnp.float32), values)

@@ -22,7 +22,8 @@ from jax.sharding import Mesh
 from experiments.benchmarks.limits import LargeProduct, count_flops, count_product, list_products
 from experiments.benchmarks.timing import Report, Timing, describe_round, median_ratio, say
 from experiments.benchmarks.training_benchmarks import make_case
-from experiments.lab import cli, report_activity
+from experiments.lab import report_activity
+from experiments.lab.devices import device_mesh
 from rank_collapse.runs.seeds import run_seeds, seed_keys, shard_seeds
 from rank_collapse.training import training
 from rank_collapse.training.ensemble import Ensemble
@@ -45,7 +46,7 @@ def time_training_parts(name: str, options: Any, arguments: Sequence[str] = ()) 
         arguments: Of the binary, beside the case's own: other sizes than the published ones.
     """
     recipe, make_data, _ = make_case(name, arguments)
-    mesh = cli.device_mesh(options)
+    mesh = device_mesh(options)
     examples = make_data(jax.random.key(0))["train"]
     steps = training.num_batches(len(examples), recipe.batch_size)
     timings, advances, program = [], [], None

@@ -18,7 +18,7 @@ TIGHTNESS = {
     "tightness_cubic_diameter": "diameter, c diam³",
 }
 RATIO = r"residual ratio $\|\mathrm{res}(X^l)\|_{1,\infty} \,/\, \|X^l\|_{1,\infty}$"
-NOTE = {"color": "#555555", "fontsize": 7}
+NOTE = {"color": figures.DARK_GREY, "fontsize": 7}
 AXES = ("norm_placement", "weight_scale", "skip_gain")
 LEAST_DRAWN = -40  # log10 of the least ratio that the first figure shows
 
@@ -103,7 +103,7 @@ def depth_figure(results: xr.Dataset) -> figures.Figure | None:
     fig, ((ax,),) = labelled.plot_facets(
         ratio, hue="variant", style=style, ylabel=RATIO, draw=figures.log_band
     )
-    ax.axhline(rounding_limit("float32"), color="#555555", lw=0.9, ls=":")
+    ax.axhline(rounding_limit("float32"), color=figures.DARK_GREY, lw=0.9, ls=":")
     ax.set(yscale="log", ylim=(10.0**LEAST_DRAWN, 10), title=describe_published(results))
     ax.set_yticks(10.0 ** np.arange(LEAST_DRAWN, 1, 10.0))
     handles, labels = ax.get_legend_handles_labels()
@@ -176,7 +176,7 @@ def local_rate_figure(results: xr.Dataset) -> figures.Figure | None:
     fig, axes = by_variant(rate, ylabel=label, width=3.6, height=2.8)
     for ax in axes.flat:
         for level, text in ((3.0, "3: doubly exponential"), (1.0, "1: exponential or none")):
-            ax.axhline(level, color="#555555", lw=0.9, ls="--")
+            ax.axhline(level, color=figures.DARK_GREY, lw=0.9, ls="--")
             place = {"transform": ax.get_yaxis_transform(), "ha": "right", "va": "top"}
             ax.text(0.99, level - 0.08, text, **place, **NOTE)
         ax.set(ylim=(0.7, 4.1))
@@ -292,7 +292,7 @@ def mlp_gain_figure(results: xr.Dataset) -> figures.Figure | None:
         return None
     fig, axes = labelled.plot_facets(raised, "mlp_gain", width=3.4, height=2.8, sharey=True)
     for ax in axes.flat:
-        ax.axhline(0, color="#555555", lw=0.9, ls="--")
+        ax.axhline(0, color=figures.DARK_GREY, lw=0.9, ls="--")
         ax.set_xscale("log", base=2)
         ax.set_xticks(raised.mlp_gain.values, [f"{gain:g}" for gain in raised.mlp_gain.values])
     axes[0, 0].set_ylabel("Λ with MLPs − Λ of attention alone\n(above 0: slower, below: faster)")

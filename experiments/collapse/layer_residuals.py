@@ -68,7 +68,7 @@ def measure_laws(
         profiles["log10_cubic"] = cubic_law.closed_profile(params, x, config, log=log)[0]
     if bounds.not_covered(config):
         return profiles
-    return profiles | bound_profiles(reports.report_of_log(params, x, config, log))
+    return profiles | bound_profiles(reports.report_from_log(params, x, config, log))
 
 
 def bound_profiles(report: rc.BoundReport) -> dict[str, jax.Array]:

@@ -20,17 +20,14 @@ import jax
 from absl import flags
 
 from experiments.lab import devices, progress, rounds
-from experiments.lab.devices import device_mesh as device_mesh
 from experiments.lab.flags import (
     Flags,
     bare_flags as bare_flags,
-    check_names as check_names,
-    content_hash as content_hash,
     help_text,
     make_flags as make_flags,
     parse_flags as parse_flags,
 )
-from experiments.lab.shared_flags import FORMER_NAMES, MOST_SEEDS as MOST_SEEDS
+from experiments.lab.shared_flags import FORMER_NAMES
 from experiments.lab.suggestions import suggest_flag
 from rank_collapse.extras import MissingPackage
 from rank_collapse.printed import format_one_line, print_lines

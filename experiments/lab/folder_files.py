@@ -115,7 +115,7 @@ def check_config(path: Path, config: JsonObject) -> None:
         config: As JSON stores it, that of the run that is to be there.
 
     Raises:
-        RunError: It was.
+        RunError: The folder was made with another config, or by another version.
     """
     if changes := describe_difference(read_config(path), config):
         raise RunError(

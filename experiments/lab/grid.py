@@ -1,7 +1,9 @@
 """The grid of a command: its flags at every combination of the values of its axes.
 
-for options in list_points(flags):  # --depth=2,4 --skip_gain=0,1: four points
-    options.depth, options["depth"], options.axes
+With --depth=2,4 --skip_gain=0,1 there are four points:
+
+    for options in list_points(flags):
+        options.depth, options["depth"], options.axes
 """
 
 import copy

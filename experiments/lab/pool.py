@@ -217,7 +217,7 @@ def module_name(experiment: object) -> str:
     """Finds the module of an experiment by the name of its folder.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no such module.
     """
     modules = {path.stem for path in Path(__file__).parents[1].glob("*.py")}
     for name in (f"run_{experiment}", str(experiment)):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rank_collapse.checks import refuse, refuse_if
 from rank_collapse.printed import format_count
-from rank_collapse.struct import refuse, refuse_if
 from rank_collapse.text.encoders import Encoder
 from rank_collapse.text.text_files import read_utf8
 from rank_collapse.text.tokens import Tokens, cut_text, pad_sequences

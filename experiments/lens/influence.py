@@ -181,7 +181,7 @@ def measure_text(
             placed,
             layer=layer,
             branches=BRANCHES,
-            skip=0,
+            first_position=0,
             longest=config.depth - 1 - layer,  # all: no layer but those after it is passed
             freeze=freeze,
         ).by_position

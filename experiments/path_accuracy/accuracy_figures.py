@@ -26,7 +26,7 @@ def short_paths_figure(results: xr.Dataset, task: TrainedTask):
     figures.band(ax, sets.path_length, sets, label, 1)
     levels = ((shares.whole, "full model", "-"), (shares.baseline, "guess", "--"))
     for value, text, dashes in levels:
-        ax.axhline(float(value.mean()), label=text, color="#555555", linestyle=dashes, lw=1)
+        ax.axhline(float(value.mean()), label=text, color=figures.DARK_GREY, linestyle=dashes, lw=1)
     ax.set(xlabel="path length k, in layers", ylabel="accuracy", ylim=(0, 1.02), title=task.title)
     ax.set_xticks(lengths)
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)

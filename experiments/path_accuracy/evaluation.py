@@ -12,8 +12,10 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PyTree
 
-from experiments.lab import Options, labelled
+from experiments.lab import Options, RunFolder, labelled
+from experiments.train.train_networks import train_networks
 from experiments.train.trained_tasks import (
+    ALONE,
     Metrics,
     TrainedTask,
     compute_metrics,
@@ -37,6 +39,18 @@ from rank_collapse.training.tasks.examples import (
 BASELINES = ("majority baseline", "random baseline")
 PUBLISHED_SIZE = 20  # paths in the larger of the published sets
 SET_SIZES = (5, PUBLISHED_SIZE)  # of the published figures
+
+
+def measure_paths(options: Options, task: TrainedTask, folder: RunFolder) -> xr.Dataset:
+    """Trains a network for each seed, and evaluates it whole and by path length.
+
+    Args:
+        options: The flags.
+        task: The task that the networks learn.
+        folder: The run folder; results that it already holds are not computed again.
+    """
+    arrays = train_networks(options, {ALONE: task}, folder, evaluate_paths)[ALONE]
+    return name_axes(task, arrays)
 
 
 def evaluate_paths(
@@ -120,10 +134,10 @@ def evaluate_samples(
         inputs, mask = example
         return path_set_logits(
             model.network,
-            model.classifier,
             inputs,
             config,
             paths.reshape(-1, *paths.shape[2:]),
+            model.classifier,
             mask=mask,
             semantics="recomputed",
             no_sub_path=options.no_sub_path,
@@ -186,8 +200,8 @@ def length_sums(
         states = jnp.concatenate([states, states.sum(axis=0, keepdims=True)])
         return {
             "lengths": logit_attribution(sums.by_attention_length, model.classifier),
-            "offset": classify_states(model.classifier, sums.offset, normalize=False),
-            "truncated": classify_states(model.classifier, short, normalize=False),
+            "offset": classify_states(model.classifier, sums.offset, normalise=False),
+            "truncated": classify_states(model.classifier, short, normalise=False),
             "squares": jnp.sum(jnp.square(states), axis=(1, 2)),
         }
 

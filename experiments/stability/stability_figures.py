@@ -72,7 +72,7 @@ def one_law_figure(results: ByCase) -> figures.Figure:
     collapse.set_ylim(max(collapse.get_ylim()[0], VISIBLE / 10), 2)
     change.set(title=r"output change, every depth", ylabel=r"measured $E|\delta \hat x|^2/d$")
     change.set(xscale="log", yscale="log", xlabel="expected from the law")
-    change.plot(*2 * [change.get_xlim()], color="#555555", lw=0.9, ls="--")
+    change.plot(*2 * [change.get_xlim()], color=figures.DARK_GREY, lw=0.9, ls="--")
     collapse.legend(loc="lower left")
     return fig
 

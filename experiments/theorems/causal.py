@@ -217,7 +217,7 @@ def bound_ratio(
 
     def move(direction):
         moved = rc.paths.transport(
-            fn, x, direction, layer=0, branches="attention", skip=0, freeze=freeze
+            fn, x, direction, layer=0, branches="attention", first_position=0, freeze=freeze
         )
         return moved.by_position.sum(axis=0)
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, UInt8
 
-from rank_collapse import struct
+from rank_collapse import checks
 from rank_collapse.network.config import TransformerConfig, transformer
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.inputs import prepare_inputs
@@ -65,7 +65,7 @@ def text_bytes(text: str, tokens: int) -> UInt8[np.ndarray, "c"]:
         ValueError: Fewer than one sequence of tokens and its next one.
     """
     letters = np.frombuffer(text.encode(), np.uint8)
-    struct.refuse_if(
+    checks.refuse_if(
         letters.size <= tokens, f"a text of {letters.size} bytes is too short for {tokens} tokens"
     )
     return letters

@@ -12,9 +12,9 @@ import numpy as np
 
 from experiments.lab import JsonObject
 from experiments.trained.convert import write_checkpoint
+from rank_collapse.checks import refuse_if
 from rank_collapse.extras import import_package
 from rank_collapse.printed import format_one_line, quote_value
-from rank_collapse.struct import refuse_if
 
 ARCHITECTURE = "llama"
 # config.json → the file's entry, after "llama."

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from experiments.lab import Options, cli
+from experiments.lab import Options, content_hash
 from experiments.lab.text_inputs import encode_texts
 from experiments.trained.packages import PACKAGES
 from rank_collapse import pretrained
@@ -176,7 +176,7 @@ def skip_texts(network: Network, count: int) -> Network:
     """Leaves out the first texts of a network.
 
     Raises:
-        ValueError: None is left.
+        ValueError: No text is left.
     """
     inputs = {name: a if a is None else a[count:] for name, a in network.inputs.items()}
     if not len(inputs["x"]):
@@ -192,6 +192,6 @@ def identify_texts(networks: Sequence[Network], count: int | None = None) -> dic
         count: Number of texts that identify them, if more may follow; all by default.
     """
     return {
-        network.label: cli.content_hash(np.ascontiguousarray(network.inputs["x"][:count]).tobytes())
+        network.label: content_hash(np.ascontiguousarray(network.inputs["x"][:count]).tobytes())
         for network in networks
     }

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Int
 from experiments.train.path_sizes import measured_sizes
 from experiments.trained.chains import ChainPass
 from rank_collapse import pretrained
+from rank_collapse.checks import refuse_if
 from rank_collapse.measures.attention import first_column
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.network.measured.influence import attention_share
@@ -27,7 +28,6 @@ from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.truncation import TruncatedPass
 from rank_collapse.pretrained import AblationSpec, Group
 from rank_collapse.printed import format_count
-from rank_collapse.struct import refuse_if
 from rank_collapse.theory import bounds
 from rank_collapse.theory.logdomain import LogPass
 from rank_collapse.theory.reports import BoundPass

@@ -221,7 +221,7 @@ def answer_statements(
         is_registered: See `answer_statement`.
 
     Raises:
-        ValueError: A row of no statement.
+        ValueError: A row names a statement that does not exist.
     """
     by_key = group_rows(rows)
     if unknown := sorted(by_key.keys() - statements.keys()):

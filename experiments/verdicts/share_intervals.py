@@ -7,13 +7,13 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.report.intervals import (
     LEVEL,
     Interval,
     mean_interval,
     upper_tail,
 )
-from rank_collapse.struct import refuse_if
 
 ROUNDING = 1e-5  # above what float32 loses in a share
 

@@ -6,8 +6,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from rank_collapse.agree.recording import Layer, Recording
+from rank_collapse.checks import refuse_if
 from rank_collapse.printed import format_count
-from rank_collapse.struct import refuse_if
 
 OTHER_ORDER = "the tokens stand in another order"
 

@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from rank_collapse.agree.recording import open_recording
+from rank_collapse.checks import refuse, refuse_if
 from rank_collapse.printed import format_count
-from rank_collapse.struct import refuse, refuse_if
 
 
 class OtherInputs:

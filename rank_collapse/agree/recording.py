@@ -32,7 +32,7 @@ from rank_collapse.agree.stored_arrays import (
     open_npz,
     open_safetensors,
 )
-from rank_collapse.struct import refuse, refuse_if
+from rank_collapse.checks import refuse, refuse_if
 
 Branch = Literal["attention_branch", "mlp_branch"]
 BRANCHES: tuple[Branch, ...] = ("attention_branch", "mlp_branch")

@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from rank_collapse.agree.alignment import Alignment
 from rank_collapse.agree.recording import Layer, Recording
-from rank_collapse.struct import refuse_if
+from rank_collapse.checks import refuse_if
 
 
 class Replay(NamedTuple):
@@ -55,7 +55,7 @@ def find_replay(first: Recording, second: Recording) -> Replay | None:
         first, second: Opened recordings.
 
     Raises:
-        ValueError: Both are.
+        ValueError: Both recordings are replays.
     """
     replays = [index for index, r in enumerate((first, second)) if "inputs" in r.metadata]
     refuse_if(

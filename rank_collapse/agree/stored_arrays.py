@@ -13,8 +13,8 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.printed import format_one_line
-from rank_collapse.struct import refuse_if
 
 
 class StoredArray(NamedTuple):

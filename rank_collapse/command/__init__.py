@@ -33,7 +33,7 @@ COMMANDS = {
 
 
 def run() -> NoReturn:
-    """Runs the command as a process, which Ctrl-C ends at once.
+    """Run the command as a process, which Ctrl-C ends at once.
 
     XLA's compiler cannot be interrupted by an exception.
     """
@@ -46,13 +46,13 @@ def run() -> NoReturn:
 
 
 def end_on_interrupt(*_: object) -> NoReturn:
-    """Ends the process on Ctrl-C."""
+    """End the process on Ctrl-C."""
     os.write(2, b"\ninterrupted\n")
     os._exit(130)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command.
+    """Run the command.
 
     Args:
         arguments: Words of the command line; by default the arguments of the process.

@@ -32,11 +32,11 @@ import numpy as np
 from rank_collapse import __version__, report
 from rank_collapse.agree.comparison import Agreement, compare_recordings
 from rank_collapse.agree.recording import SUFFIXES, open_recording
+from rank_collapse.checks import refuse, refuse_if
 from rank_collapse.printed import print_lines
 from rank_collapse.report.agreement import agreement_figure
 from rank_collapse.runs import files
 from rank_collapse.runs.drawn import check_drawing, draw_files
-from rank_collapse.struct import refuse, refuse_if
 
 COLUMNS = {
     "layer": "layer",
@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
-    """Runs `agree`; returns its exit code.
+    """Run `agree`, and return its exit code.
 
     Args:
         flags: Parsed flags, from `add_arguments`.
@@ -149,7 +149,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def describe(agreement: Agreement) -> list[str]:
-    """Returns remarks and the differences of the outputs as sentences.
+    """Return remarks and the differences of the outputs as sentences.
 
     Args:
         agreement: The comparison.
@@ -160,7 +160,7 @@ def describe(agreement: Agreement) -> list[str]:
 
 
 def write_table(agreement: Agreement) -> str:
-    """Returns the table of sublayers as CSV.
+    """Return the table of sublayers as CSV.
 
     Args:
         agreement: The comparison.

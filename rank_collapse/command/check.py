@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
-    """Runs `check`; returns its exit code.
+    """Run `check`, and return its exit code.
 
     Args:
         flags: Parsed flags, from `add_arguments`.
@@ -82,7 +82,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def yield_rows(checks: Sequence[Checked]) -> Iterator[tuple[Any, ...]]:
-    """Yields all numbers, one a row: weights, network, measure, text, and layer or path length.
+    """Yield all numbers, one a row: weights, network, measure, text, and layer or path length.
 
     Args:
         checks: The checks. If there are several, each row begins with the checkpoint's name.
@@ -101,7 +101,7 @@ def yield_rows(checks: Sequence[Checked]) -> Iterator[tuple[Any, ...]]:
 
 
 def _list_measures(check):
-    """Lists {(network, measure): values by text and layer [b, l] or length}."""
+    """List {(network, measure): values by text and layer [b, l] or length}."""
     measures: dict[tuple[str, str], np.ndarray] = {}
     for network, profile in check.networks.items():
         for measure, array in {**profile.measures, **profile.notes}.items():
@@ -132,7 +132,7 @@ def render_page(checks: Sequence[Checked], command: str) -> str:
 
 
 def write_introduction(check: Checked) -> str:
-    """Returns a checkpoint's verdict, the inputs on which it was measured, and the layers where one
+    """Return a checkpoint's verdict, the inputs on which it was measured, and the layers where one
     token decides."""
     notes = [f" {row}: {layers}." for row, layers in check.find_one_token_layers().items()]
     return (
@@ -225,7 +225,7 @@ def plot_figures(check: Checked) -> list[tuple[figures.Figure, str]]:
 
 
 @figures.styled
-def residual_figure(check: Checked):
+def residual_figure(check: Checked) -> figures.Figure:
     """Plot the residual ratio by layer, and the largest token's share."""
     limit = rounding_limit(check.opened.source.weights.dtype)
     networks = check.networks
@@ -240,7 +240,7 @@ def residual_figure(check: Checked):
         figures.log_band(ratios, layers, np.maximum(values, limit / 100), name, index)
     ratios.set(yscale="log", ylabel="‖res(X)‖₁,∞ / ‖X‖₁,∞", title="residual ratio")
     if any(profile.rounding.any() for profile in networks.values()):
-        ratios.axhspan(limit / 100, limit, color="#E3E3E3", linewidth=0)
+        ratios.axhspan(limit / 100, limit, color=figures.LIGHT_GREY, linewidth=0)
     figures.band(spikes, layers, model_profile["spike_share"], "of ‖X‖²", 3)
     figures.band(spikes, layers, model_profile["residual_spike"], "of ‖res(X)‖²", 4)
     spikes.set(ylim=(0, 1.05), title="largest token's share")
@@ -250,7 +250,7 @@ def residual_figure(check: Checked):
 
 
 @figures.styled
-def attention_figure(check: Checked):
+def attention_figure(check: Checked) -> figures.Figure:
     """Plot entropy and sinks of attention by layer."""
     fig, axes = figures.figure(1, 2, width=3.3, height=3.0)
     for index, (name, label) in enumerate(ATTENTION_LABELS.items()):

@@ -55,13 +55,13 @@ class Checked(NamedTuple):
 
     @property
     def networks(self) -> dict[str, Profile]:
-        """Returns {the full model, what its attention reads, its attention alone: profile}."""
+        """Return {the full model, what its attention reads, its attention alone: profile}."""
         states = self.report.states
         profiles = (states["Transformer"], self.report.read, states["SAN"])
         return dict(zip(NETWORKS, profiles, strict=True))
 
     def describe(self, command: Sequence[str]) -> dict[str, object]:
-        """Returns the object to write as JSON."""
+        """Return the object to write as JSON."""
         return describe_measurement(self.opened, self.inputs, command) | {
             "inputs": self.inputs.counts,
             "verdict": self.write_verdict(),
@@ -108,7 +108,7 @@ class Checked(NamedTuple):
 
     @property
     def length_laws(self) -> dict[str, np.ndarray]:
-        """Returns the laws of the path length by weighting, [b, L + 1] each."""
+        """Return the laws of the path length by weighting, [b, L + 1] each."""
         return self.report.length_laws(self.opened.source.config.num_heads)
 
     def spike_rows(self) -> list[dict[str, object]]:
@@ -138,11 +138,11 @@ class Checked(NamedTuple):
         return sorted(rows, key=lambda row: -row["times the median"])[:MAX_SPIKES]
 
     def mean_attention(self, measure: str) -> np.ndarray:
-        """Returns a measure of attention [b, L], means over heads."""
+        """Return a measure of attention [b, L], means over heads."""
         return self.report.attention[measure].mean(axis=-1)
 
     def headline_numbers(self) -> dict[str, float | int | None]:
-        """Returns the headline numbers, means over texts; those in `upper_bounds` are bounds."""
+        """Return the headline numbers, means over texts; those in `upper_bounds` are bounds."""
         config, report = self.opened.source.config, self.report
         return {
             "layers": config.depth,
@@ -160,13 +160,13 @@ class Checked(NamedTuple):
         }
 
     def upper_bounds(self) -> set[str]:
-        """Returns the headline numbers that rounding decides; the true numbers are at most
+        """Return the headline numbers that rounding decides; the true numbers are at most
         these."""
         networks = {LAST: WHOLE, FINAL: READ, LAST_ALONE: ALONE}
         return {name for name, network in networks.items() if self.is_bound(network, -1)}
 
     def find_references(self) -> dict[str, str]:
-        """Returns texts to compare each headline number with: published models, and equal
+        """Return texts to compare each headline number with: published models, and equal
         attention.
 
         Returns:
@@ -176,7 +176,7 @@ class Checked(NamedTuple):
         config = self.opened.source.config
         ratios, alone_ratios, layers = [], [], []
         kind = "init" if self.opened.source.has_random_weights else "pretrained"
-        for name, curves in published_curves(kind).items():
+        for name, curves in read_reference_curves(kind).items():
             ratios.append(f"{name} {curves['Transformer'][-1]:.2g}")
             alone_ratios.append(f"{name} {curves['SAN'][-1]:.2g}")
             layers.append(f"{name} {np.argmax(np.array(curves['SAN']) < COLLAPSED)}")
@@ -213,7 +213,7 @@ class Checked(NamedTuple):
         return rows
 
     def describe_bulk(self, ablation: str, layer: int) -> str:
-        """Returns the ratio without a few tokens where these tokens decide the ratio of all; else
+        """Return the ratio without a few tokens where these tokens decide the ratio of all; else
         "".
 
         Args:
@@ -229,7 +229,7 @@ class Checked(NamedTuple):
         return f" ({decisive.mean():.3g} without the few tokens that decide it{texts})"
 
     def write_verdict(self) -> str:
-        """Returns the measurements in one sentence, by the thresholds of `MEASURES`."""
+        """Return the measurements in one sentence, by the thresholds of `MEASURES`."""
         report, depth = self.report, self.opened.source.config.depth
         last, alone_ratio = self.format_ratio(WHOLE, -1), self.format_ratio(ALONE, -1)
         tokens = f"tokens stay apart: residual ratio {last} after {format_count(depth, 'layer')}"
@@ -264,7 +264,7 @@ class Checked(NamedTuple):
 def describe_measurement(
     checkpoint: Opened, inputs: Inputs, command: Sequence[str]
 ) -> dict[str, str]:
-    """Describes a measurement: the checkpoint, the command and the version that made it.
+    """Describe a measurement: the checkpoint, the command and the version that made it.
 
     Args:
         checkpoint: The measured checkpoint.
@@ -281,11 +281,14 @@ def describe_measurement(
     }
 
 
-def published_curves(kind: str) -> dict[str, object]:
-    """Returns residual ratios by layer of the networks of Dong et al. 2021, {name: {variant}}.
+def read_reference_curves(kind: str) -> dict[str, object]:
+    """Read the residual ratios by layer of the networks of Dong et al. 2021.
 
     Args:
         kind: "pretrained", or "init" of random weights.
+
+    Returns:
+        {name of the model: {variant: residual ratios}}.
     """
     names = {"bert-base-cased": "BERT", "albert-base-v2": "ALBERT", "xlnet-base-cased": "XLNet"}
     return {
@@ -295,7 +298,7 @@ def published_curves(kind: str) -> dict[str, object]:
 
 
 def uniform_attention(lengths: np.ndarray, causal: bool) -> tuple[float, float]:
-    """Computes the mean entropy and weight on the first token of attention with equal weights.
+    """Compute the mean entropy and weight on the first token of attention with equal weights.
 
     With a causal mask row i of n has weight 1/i on i tokens; without a mask it has 1/n on n tokens.
 

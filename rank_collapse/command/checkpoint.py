@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from rank_collapse import pretrained
+from rank_collapse.checks import refuse_if
 from rank_collapse.command.checked import Checked
 from rank_collapse.command.inputs import MAX_TOKENS, NUM_TEXTS, Inputs, Opened
 from rank_collapse.command.progress import StepReporter, report_layers
 from rank_collapse.printed import escape_cell, print_lines
 from rank_collapse.runs import files
 from rank_collapse.runs.drawn import check_drawing
-from rank_collapse.struct import refuse_if
 
 MOST_TOKENS = 10**6
 
@@ -82,7 +82,7 @@ def check_output(flags: argparse.Namespace) -> None:
 
 
 def measure_checkpoint(opened: Opened, inputs: Inputs) -> Checked:
-    """Measures a checkpoint; reports its progress on standard error.
+    """Measure a checkpoint, and report its progress on standard error.
 
     Args:
         opened: An open checkpoint.
@@ -101,7 +101,7 @@ def write_outputs(
     make_files: Callable[[Path], Mapping[Path, bytes]],
     sentences: Iterable[str],
 ) -> None:
-    """Prints or writes the measurements.
+    """Print or write the measurements.
 
     Args:
         flags: Parsed flags; --json, --csv and --out choose the outputs.

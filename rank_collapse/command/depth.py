@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
-    """Runs `depth`; returns its exit code.
+    """Run `depth`, and return its exit code.
 
     Args:
         flags: Parsed flags, from `add_arguments`.
@@ -64,7 +64,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     }
 
     def make_files(out: Path) -> dict[Path, bytes]:
-        """Renders the page and the JSON file, {path: bytes}."""
+        """Render the page and the JSON file, {path: bytes}."""
         rows = [
             *_definition_rows(measured.used, "layer"),
             *_definition_rows(measured.lengths, "head", " on a path"),
@@ -97,7 +97,7 @@ def as_dicts(definitions: Mapping[str, object]) -> dict[str, dict[str, Any]]:
 
 
 def write_verdict(measured: DepthReport) -> str:
-    """Returns one sentence made of the numbers.
+    """Return one sentence made of the numbers.
 
     Args:
         measured: Report of the checkpoint.
@@ -112,7 +112,7 @@ def write_verdict(measured: DepthReport) -> str:
 
 
 def _definition_rows(definitions, noun, place=""):
-    """Yields rows of the table: the number of layers or heads by each definition, and its
+    """Yield rows of the table: the number of layers or heads by each definition, and its
     source."""
     for name, (count, definition, source) in definitions.items():
         number = "none" if count is None else f"{format_count(count, noun)}{place}"

@@ -3,8 +3,8 @@
 import shlex
 from pathlib import Path
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.pretrained.checkpoint_files import WEIGHT_FILES
-from rank_collapse.struct import refuse_if
 from rank_collapse.text.text_files import read_json
 
 _TRANSFORMERS = (
@@ -34,7 +34,7 @@ PROGRAMS = {
 
 
 def check_folder(folder: Path) -> None:
-    """Checks that a folder could be a checkpoint of Hugging Face.
+    """Check that a folder could be a checkpoint of Hugging Face.
 
     Raises:
         ValueError: The folder belongs to another program; the message has the command that helps.

@@ -12,12 +12,12 @@ import jax
 import numpy as np
 
 from rank_collapse import pretrained
+from rank_collapse.checks import refuse_if
 from rank_collapse.command.folders import check_folder
 from rank_collapse.pretrained.loading import hub_folder, is_hub_name
 from rank_collapse.pretrained.published import RANDOM_WEIGHTS, is_random_name
 from rank_collapse.printed import escape_text, format_count, print_lines
 from rank_collapse.regular import open_regular
-from rank_collapse.struct import refuse_if
 from rank_collapse.text import encoders, tokens, words
 
 NUM_TEXTS, MAX_TOKENS = 4, 64  # of texts; ids that are given are not cut
@@ -26,46 +26,59 @@ DRAWN = "Drawn inputs, standard normal: no {}; --inputs=FILE.npy measures real o
 
 
 class Opened(NamedTuple):
-    """A checkpoint before it is measured."""
+    """A checkpoint before it is measured.
 
-    name: str  # As the command names it, without control characters
+    Attributes:
+        name: Name as in the command, without control characters.
+        source: The open checkpoint.
+        folder: Its folder; None where its weights are drawn.
+    """
+
+    name: str
     source: pretrained.OpenCheckpoint
-    folder: Path | None  # None where it is drawn anew
+    folder: Path | None
 
     @property
     def half(self) -> str:
-        """Returns "encoder" or "decoder" for half of an encoder-decoder, else ""."""
+        """Return "encoder" or "decoder" for half of an encoder-decoder, else ""."""
         part = self.source.settings.get("part")
         return f"its {part}" if part else ""
 
     @property
     def weights(self) -> str:
-        """Returns a description of the weights for the page, the table and the JSON."""
+        """Return a description of the weights for the page, the table and the JSON."""
         return RANDOM_WEIGHTS if self.source.has_random_weights else "of the checkpoint"
 
     @property
     def about(self) -> str:
-        """Returns the beginning of its verdict, such as "random weights: "; or ""."""
+        """Return the beginning of its verdict, such as "random weights: "; or ""."""
         parts = [RANDOM_WEIGHTS] * self.source.has_random_weights + [self.half]
         return "".join(f"{part}: " for part in parts if part)
 
 
 class Inputs(NamedTuple):
-    """What is measured."""
+    """What is measured.
 
-    x: np.ndarray  # Tokens [b, n], or vectors [b, n, d_input]
-    mask: np.ndarray | None  # [b, n]
-    description: str  # A sentence: what they are
-    kind: str  # "ids", "texts", "random" or "arrays"
+    Attributes:
+        x: Tokens [b, n], or vectors [b, n, d_input].
+        mask: Bool [b, n], the tokens that exist; None for vectors.
+        description: A sentence that says what they are.
+        kind: "ids", "texts", "random" or "arrays".
+    """
+
+    x: np.ndarray
+    mask: np.ndarray | None
+    description: str
+    kind: str
 
     @property
     def lengths(self) -> np.ndarray:
-        """Returns the tokens or vectors of each text or array, [b]."""
+        """Return the tokens or vectors of each text or array, [b]."""
         return np.full(len(self.x), self.x.shape[1]) if self.mask is None else self.mask.sum(axis=1)
 
     @property
     def counts(self) -> str:
-        """Returns a description such as "4 texts of 12 to 64 tokens"."""
+        """Return a description such as "4 texts of 12 to 64 tokens"."""
         noun, unit = ("input", "vectors") if self.mask is None else ("text", "tokens")
         shortest, longest = self.lengths.min(), self.lengths.max()
         span = f"{longest}" if shortest == longest else f"{shortest} to {longest}"
@@ -73,7 +86,7 @@ class Inputs(NamedTuple):
 
 
 def open_source(name: str) -> Opened:
-    """Opens a checkpoint.
+    """Open a checkpoint.
 
     Args:
         name: A folder, a name on the hub, or "random:" and a name, for weights drawn at random.
@@ -91,7 +104,7 @@ def open_source(name: str) -> Opened:
 
 
 def read_inputs(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
-    """Reads or draws the inputs on which a command measures a checkpoint.
+    """Read or draw the inputs on which a command measures a checkpoint.
 
     Args:
         flags: Parsed flags, from `checkpoint.add_arguments`.
@@ -211,7 +224,7 @@ def _read_texts(flags, checkpoint):
 
 @contextlib.contextmanager
 def hide_native_errors() -> Iterator[None]:
-    """Hides the messages that a library writes directly to the process's standard error, such as
+    """Hide the messages that a library writes directly to the process's standard error, such as
     Rust's panics.
 
     The exception contains the same message in one line.
@@ -236,13 +249,13 @@ def _select_first(
 
 
 def _describe_cut(rows, limit):
-    """Describes how many texts are longer than `limit` tokens and are cut."""
+    """Describe how many texts are longer than `limit` tokens and are cut."""
     count = sum(len(row) > limit for row in rows)
     return f", {count} of {len(rows)} cut to {limit} tokens" if count else ""
 
 
 def _describe_unknown(encoder, rows):
-    """Describes the share of tokens that the tokenizer does not know; warns above a tenth."""
+    """Describe the share of tokens that the tokenizer does not know; warn above a tenth."""
     unknown = getattr(encoder, "unknown", None)
     if unknown is None:
         return "."
@@ -294,7 +307,7 @@ def _read_arrays(flags, settings, embedding):
 
 
 def _read_array(path, count):
-    """Reads the first `count` entries of an .npy file as float32."""
+    """Read the first `count` entries of an .npy file as float32."""
     try:
         with open_regular(path) as file:
             array = np.asarray(np.load(file)[:count], np.float32)

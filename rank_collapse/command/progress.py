@@ -27,7 +27,7 @@ class StepReporter:
         self._last = clock()
 
     def show(self, text: str, *, is_last: bool = False) -> None:
-        """Shows a step.
+        """Show a step.
 
         Args:
             text: The step.
@@ -42,7 +42,7 @@ class StepReporter:
 
 
 def report_layers(opened: Opened, inputs: Inputs, reporter: StepReporter) -> Any:
-    """Reports each group that begins; returns the stream's `done`, which reports layers.
+    """Report each group that begins, and return the stream's `done`, which reports layers.
 
     Args:
         opened: The checkpoint.
@@ -62,7 +62,7 @@ def report_layers(opened: Opened, inputs: Inputs, reporter: StepReporter) -> Any
 
 
 def report_words(unembedding: Unembedding, reporter: StepReporter) -> Unembedding:
-    """Returns a head whose table reports how much of it has been read.
+    """Return a head whose table reports how much of it has been read.
 
     Args:
         unembedding: A head that has a `Table`.
@@ -71,7 +71,7 @@ def report_words(unembedding: Unembedding, reporter: StepReporter) -> Unembeddin
     table, count = unembedding.table, 0
 
     def read(first: int, last: int) -> Any:
-        """Reads rows of the table, and counts a pass for each read of the first row."""
+        """Read rows of the table, and count a pass for each read of the first row."""
         nonlocal count
         count += first == 0
         text = f"words {last} of {table.shape[0]}, pass {count} of {PASSES}"

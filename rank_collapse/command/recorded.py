@@ -17,21 +17,15 @@ from rank_collapse.agree.recording import (
     write_recording,
 )
 from rank_collapse.agree.replay import Replay
+from rank_collapse.checks import refuse_if
 from rank_collapse.command import inputs
 from rank_collapse.network.added_branches import compute_added_branches
 from rank_collapse.network.transformer import apply
 from rank_collapse.paths.function_recording import record_function
 from rank_collapse.paths.transport import name_states
-from rank_collapse.struct import refuse_if
+from rank_collapse.text.tokens import Tokens
 
 NOISE = 2.0**-10  # of probes: small enough to be linear, large beside float32's rounding
-
-
-class Tokens(NamedTuple):
-    """Token ids [b, n], and a mask [b, n] of the tokens that exist."""
-
-    ids: np.ndarray
-    mask: np.ndarray
 
 
 def read_tokens(flags: argparse.Namespace, folder: Path) -> Tokens:

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
-    """Runs `watch`; returns its exit code.
+    """Run `watch`, and return its exit code.
 
     Args:
         flags: Parsed flags, from `add_arguments`.
@@ -86,7 +86,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def _check_metrics(rows, flag_thresholds):
-    """Raises an error for a threshold of the flags on a metric that no row has."""
+    """Raise an error for a threshold of the flags on a metric that no row has."""
     names = {name for row in rows for name in row}
     guarded = {t.name for name in names for t in metric_thresholds(name, flag_thresholds)}
     missing = sorted({threshold.name for threshold in flag_thresholds} - guarded)
@@ -125,7 +125,7 @@ def find_files(path: Path) -> list[Path]:
         path: File or folder of the run.
 
     Raises:
-        RunError: There is none.
+        RunError: There is no such file.
     """
     if path.is_file():
         return [path]
@@ -144,7 +144,7 @@ def find_files(path: Path) -> list[Path]:
 
 
 def read_rows(file: Path) -> list[dict[str, object]]:
-    """Reads the rows of a file of ours or of a Trainer.
+    """Read the rows of a file of ours or of a Trainer.
 
     Raises:
         RunError: The file cannot be read, or no line of it has metrics.
@@ -158,12 +158,12 @@ def read_rows(file: Path) -> list[dict[str, object]]:
 
 
 def network_name(file: Path) -> str:
-    """Returns the network's name in a run of several networks; "" in a run of one."""
+    """Return the network's name in a run of several networks; "" in a run of one."""
     return file.stem if file.parent.name == metrics.FOLDER else ""
 
 
 def picture_name(file: Path) -> str:
-    """Returns the name of a file's picture, without its ending, unique in the run's folder.
+    """Return the name of a file's picture, without its ending, unique in the run's folder.
 
     - Metrics of a network in a run of several: metrics-NETWORK.
     - State of a Trainer: the file's name without .json.
@@ -192,7 +192,7 @@ def picture_name(file: Path) -> str:
 def draw_picture(
     file: Path, rows: Sequence[object], thresholds: Sequence[Threshold]
 ) -> Path | None:
-    """Writes the picture of a file; returns None where it has no metric yet.
+    """Write the picture of a file; return None where it has no metric yet.
 
     Args:
         file: Path of a file with metrics.

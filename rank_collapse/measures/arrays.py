@@ -17,7 +17,7 @@ import numpy as np
 from array_api_compat import array_namespace as namespace, is_numpy_array, is_torch_array
 
 from rank_collapse.annotations import AnyArray
-from rank_collapse.struct import refuse, refuse_if
+from rank_collapse.checks import refuse, refuse_if
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,7 +32,7 @@ def where_it_lives(measure: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(measure)
     def measure_in_place(*args: P.args, **options: P.kwargs) -> R:
-        """Calls the measure on the arrays' own device and framework, in full precision."""
+        """Call the measure on the arrays' own device and framework, in full precision."""
         torch = sys.modules.get("torch")
         if torch is not None and torch.compiler.is_compiling():
             return torch.compiler.disable(measure_in_place)(*args, **options)
@@ -133,9 +133,9 @@ def as_array(x: AnyArray) -> AnyArray:
         f"a {kind} has its own mask: pass x.data, and the mask as mask=",
     )
     if not (is_jax_array(x) or is_torch_array(x)):
-        framework = _is_framework_of(x)
-        if framework is not None:  # a list of its arrays
-            return _stack_arrays(x, framework)
+        is_array = _find_framework_test(x)
+        if is_array is not None:  # a list of arrays of one framework
+            return _stack_arrays(x, is_array)
         try:
             x = np.asarray(x)
         except ValueError as error:
@@ -151,8 +151,8 @@ def as_array(x: AnyArray) -> AnyArray:
     return x
 
 
-def _is_framework_of(x):
-    """Return the test of the framework whose arrays a list holds; None for NumPy numbers."""
+def _find_framework_test(x):
+    """Find the test for arrays of the framework that a list holds; None for NumPy numbers."""
     leaves = list(iterate_leaves(x)) if isinstance(x, list | tuple) else []
     tests = (is_jax_array, is_torch_array)
     return next((test for test in tests if any(map(test, leaves))), None)

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from rank_collapse.annotations import AnyArray
+from rank_collapse.checks import check_numbers, refuse_if
 from rank_collapse.measures.arrays import (
     as_array,
     as_bools,
@@ -26,7 +27,6 @@ from rank_collapse.measures.arrays import (
     where_it_lives,
 )
 from rank_collapse.measures.norms import masked_mean
-from rank_collapse.struct import check_numbers, refuse_if
 
 
 @where_it_lives

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rank_collapse.annotations import AnyArray
+from rank_collapse.checks import check_whole, refuse_if
 from rank_collapse.measures.arrays import (
     as_array,
     as_bools,
@@ -16,7 +17,6 @@ from rank_collapse.measures.arrays import (
     namespace,
     on_host,
 )
-from rank_collapse.struct import check_whole, refuse_if
 
 
 class Documents(NamedTuple):
@@ -107,7 +107,7 @@ def split_documents(segments: AnyArray, mask: AnyArray, shape: tuple[int, int]) 
 
 
 def number_documents(
-    x: AnyArray, segments: AnyArray, mask: AnyArray, shape: tuple[int, int], num_segments: AnyArray
+    x: AnyArray, segments: AnyArray, mask: AnyArray, shape: tuple[int, int], num_segments: int
 ) -> tuple[AnyArray, AnyArray, int]:
     """Number the documents of each row in the order in which they begin, traced or not.
 
@@ -137,13 +137,12 @@ def number_documents(
     starts = xp.astype(exists & (first == places[None]), xp.int32)
     numbers = xp.take_along_axis(xp.cumulative_sum(starts, axis=-1) - 1, first, axis=-1)
     counts = xp.sum(starts, axis=-1)
-    on_host = np.asarray(counts) if is_jax_array(counts) and not is_traced(counts) else None
-    on_host = host_values_or_none(counts) if on_host is None else on_host
-    refuse_if(
-        on_host is not None and on_host.max() > num_segments,
-        f"num_segments={num_segments} is less than the "
-        f"{on_host if on_host is None else on_host.max()} documents in a row",
-    )
+    is_concrete = is_jax_array(counts) and not is_traced(counts)
+    values = np.asarray(counts) if is_concrete else host_values_or_none(counts)
+    if values is not None and values.max() > num_segments:
+        raise ValueError(
+            f"num_segments={num_segments} is less than the {values.max()} documents in a row"
+        )
     return xp.where(exists, numbers, -1), xp.any(counts > num_segments), num_segments
 
 

@@ -1,4 +1,7 @@
-"""Attention of some queries from queries and keys: fused attention never has the weights."""
+"""Measures of the attention weights of some queries, computed from queries and keys.
+
+They are for models whose fused attention returns no weights.
+"""
 
 from typing import Any, Literal
 
@@ -6,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from rank_collapse.annotations import AnyArray
+from rank_collapse.checks import check_numbers, check_whole, refuse, refuse_if
 from rank_collapse.measures import documents
 from rank_collapse.measures.arrays import (
     as_array,
@@ -21,7 +25,6 @@ from rank_collapse.measures.attention import (
     largest_weight,
     sink_rate,
 )
-from rank_collapse.struct import check_numbers, check_whole, refuse, refuse_if
 
 
 @where_it_lives
@@ -41,10 +44,9 @@ def attention_rows(
     soft_cap: AnyArray | None = None,
     sink: float = 0.3,
 ) -> dict[str, Float[AnyArray, "..."]]:
-    """Measure the weights softmax(scale · q_i·k_j) of some queries i; for these queries the
-    measures are exact.
+    """Measure the weights softmax(scale · q_i·k_j) of some queries i, exactly for these queries.
 
-    With a soft cap c, as in Gemma 2, softmax(c tanh(scale · q_i·k_j / c)).
+    With a soft cap c, as in Gemma 2, the weights are softmax(c tanh(scale · q_i·k_j / c)).
 
     Takes O(r m k) operations and O(h r m) memory for r queries and m keys. Means are over the
     measured queries that exist and may attend to a key.
@@ -81,6 +83,59 @@ def attention_rows(
     """
     if window is not None:
         window = check_whole("window", window, 1)
+    q, k = _arrange_heads(q, k, layout)
+    *leading, _, n, d = q.shape
+    m = k.shape[-2]
+    exists = None if mask is None else match_framework(q, as_bools(mask))[1]
+    refuse_if(
+        exists is not None and tuple(exists.shape) not in ((m,), (*leading, m)),
+        f"mask of shape {np.shape(mask)} is not of shape ({m},) or {(*leading, m)}: it marks the "
+        "keys that exist; causal=, window= and segments= restrict which keys a query attends to",
+    )
+    if segments is not None:
+        refuse_if(
+            m != n or rows is not None or positions is not None,
+            "segments= covers all tokens and excludes rows=, positions= and a cache",
+        )
+        segments = documents.join_rows(segments, n)
+    refuse_if(num_segments is not None and segments is None, "num_segments= needs segments=")
+    scale = d**-0.5 if scale is None else scale
+    check_numbers("[-inf, inf]", scale=scale)
+    if soft_cap is not None:
+        check_numbers("(0, inf]", soft_cap=soft_cap)
+    if num_segments is not None:
+        options = {"causal": causal, "window": window, "scale": scale, "soft_cap": soft_cap}
+        return _measure_by_document(q, k, segments, exists, num_segments, sink, options)
+    if segments is not None:
+        q, k, exists = _split_by_document(q, k, segments, mask)
+        *leading, _, n, _ = q.shape
+        m = n
+    q, rows = match_framework(q, np.arange(n) if rows is None else _check_rows(rows, n))
+    xp = namespace(q)
+    keys = match_framework(q, np.ones(m, bool))[1] if exists is None else exists
+    keys = xp.broadcast_to(keys[..., None, None, :], (*leading, 1, 1, m))
+    allowed = xp.broadcast_to(keys, (*leading, 1, len(rows), m))
+    if causal or window is not None:
+        place = xp.take(_query_positions(q, positions, n, m, exists), rows, axis=-1)
+        place = place.reshape((*place.shape[:-1], 1, len(rows), 1))
+        distance = place - match_framework(q, np.arange(m))[1]
+        allowed = allowed & _is_within(distance, causal, window)
+    counted = xp.any(allowed, axis=-1)
+    if m == n:
+        counted = counted & xp.take(keys[..., 0, :], rows, axis=-1)
+    p = _softmax_rows(q, k, rows, scale, soft_cap, allowed)
+    return _measure_rows(p, counted, keys[..., 0, :], sink)
+
+
+def _arrange_heads(q, k, layout):
+    """Convert queries and keys to floats [..., h, n, k] and [..., g, m, k].
+
+    Args:
+        q, k, layout: See `attention_rows`.
+
+    Raises:
+        ValueError: Shapes that do not fit each other, or no layout where the shapes do not tell.
+    """
     q, k = match_framework(as_floats(q), as_floats(k))
     refuse_if(
         min(q.ndim, k.ndim) < 3,
@@ -96,33 +151,22 @@ def attention_rows(
     )
     if layout == "nhk":
         q, k = namespace(q).moveaxis(q, -2, -3), namespace(k).moveaxis(k, -2, -3)
-    *leading, h, n, d = q.shape
-    *leading_k, g, m, d_k = k.shape
+    *leading, h, _, d = q.shape
+    *leading_k, g, _, d_k = k.shape
     refuse_if(
         leading != leading_k or h % g or d_k != d,
         f"q of shape {tuple(q.shape)} does not fit k of shape {tuple(k.shape)}",
     )
-    exists = None if mask is None else match_framework(q, as_bools(mask))[1]
-    refuse_if(
-        exists is not None and tuple(exists.shape) not in ((m,), (*leading, m)),
-        f"mask of shape {np.shape(mask)} is not of shape ({m},) or {(*leading, m)}: it marks the "
-        "keys that exist; causal=, window= and segments= restrict which keys a query attends to",
-    )
-    if segments is not None:
-        refuse_if(
-            m != n or rows is not None or positions is not None,
-            "segments= covers all tokens and excludes rows=, positions= and a cache",
-        )
-        segments = documents.join_rows(segments, n)
-    refuse_if(num_segments is not None and segments is None, "num_segments= needs segments=")
-    if num_segments is not None:
-        options = {"causal": causal, "window": window, "scale": scale, "soft_cap": soft_cap}
-        return _measure_by_document(q, k, segments, exists, num_segments, sink, options)
-    if segments is not None:
-        q, k, exists = _split_by_document(q, k, segments, mask)
-        *leading, h, n, d = q.shape
-        m = n
-    rows = np.arange(n) if rows is None else as_array(rows)
+    return q, k
+
+
+def _check_rows(rows, n):
+    """Convert the indices of the queries to measure to an array, and check them.
+
+    Raises:
+        ValueError: They are not whole numbers [r] from 0 to n − 1.
+    """
+    rows = as_array(rows)
     refuse_if(
         rows.ndim != 1 or "int" not in str(rows.dtype),
         f"rows of shape {tuple(rows.shape)} and dtype {rows.dtype} are not indices of queries [r]",
@@ -132,27 +176,20 @@ def attention_rows(
             not ((rows >= 0) & (rows < n)).all(),
             f"rows={rows} are not all from 0 to {n - 1}, the last query",
         )
-    q, rows = match_framework(q, rows)
-    xp = namespace(q)
-    keys = match_framework(q, np.ones(m, bool))[1] if exists is None else exists
-    keys = xp.broadcast_to(keys[..., None, None, :], (*leading, 1, 1, m))
-    allowed = xp.broadcast_to(keys, (*leading, 1, len(rows), m))
-    if causal or window is not None:
-        place = xp.take(_query_positions(q, positions, n, m, exists), rows, axis=-1)
-        place = place.reshape((*place.shape[:-1], 1, len(rows), 1))
-        key = match_framework(q, np.arange(m))[1]
-        allowed = allowed & (key <= place) if causal else allowed
-        if window is not None:
-            allowed = allowed & (key > place - window) & (key < place + window)
-    counted = xp.any(allowed, axis=-1)
-    if m == n:
-        counted = counted & xp.take(keys[..., 0, :], rows, axis=-1)
-    scale = d**-0.5 if scale is None else scale
-    check_numbers("[-inf, inf]", scale=scale)
-    if soft_cap is not None:
-        check_numbers("(0, inf]", soft_cap=soft_cap)
-    p = _softmax_rows(q, k, rows, scale, soft_cap, allowed)
-    return _measure_rows(p, counted, keys[..., 0, :], sink)
+    return rows
+
+
+def _is_within(distance, causal, window):
+    """Return whether a query may attend to a key at a distance p_i − j.
+
+    Args:
+        distance: Whole numbers.
+        causal, window: See `attention_rows`; one of the two restricts the keys.
+    """
+    if window is None:
+        return distance >= 0
+    is_near = namespace(distance).abs(distance) < window
+    return is_near & (distance >= 0) if causal else is_near
 
 
 def _measure_rows(p, counted, keys, sink):
@@ -193,7 +230,7 @@ def _measure_by_document(q, k, segments, exists, num_segments, sink, options):
         options: "causal", "window", "scale" and "soft_cap".
     """
     q, k = q.reshape((-1, *q.shape[-3:])), k.reshape((-1, *k.shape[-3:]))
-    xp, (b, _, n, d) = namespace(q), q.shape
+    xp, (b, _, n, _) = namespace(q), q.shape
     exists = None if exists is None else exists.reshape((-1, n))
     numbers, are_too_many, num_segments = documents.number_documents(
         q, segments, exists, (b, n), num_segments
@@ -204,14 +241,10 @@ def _measure_by_document(q, k, segments, exists, num_segments, sink, options):
     before = is_pair & (rows[None, :] < rows[:, None])[None]
     place = xp.sum(before, axis=-1)
     distance = place[:, :, None] - place[:, None, :]
-    allowed = is_pair & (distance >= 0) if options["causal"] else is_pair
-    if options["window"] is not None:
-        allowed = allowed & (xp.abs(distance) < options["window"])
-    scale = d**-0.5 if options["scale"] is None else options["scale"]
-    check_numbers("[-inf, inf]", scale=scale)
-    if options["soft_cap"] is not None:
-        check_numbers("(0, inf]", soft_cap=options["soft_cap"])
-    p = _softmax_rows(q, k, rows, scale, options["soft_cap"], allowed[:, None])
+    allowed = is_pair
+    if options["causal"] or options["window"] is not None:
+        allowed = is_pair & _is_within(distance, options["causal"], options["window"])
+    p = _softmax_rows(q, k, rows, options["scale"], options["soft_cap"], allowed[:, None])
 
     def measure_document(number):
         is_token = (numbers == number)[:, None]

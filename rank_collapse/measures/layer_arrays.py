@@ -1,19 +1,21 @@
 """Hidden states or attention of all layers, as one array with the layers first."""
 
 from collections.abc import Mapping
+from typing import Any
 
+from rank_collapse.annotations import AnyArray
+from rank_collapse.checks import refuse, refuse_if
 from rank_collapse.measures.arrays import (
     as_floats,
     is_jax_array,
     match_framework,
     namespace,
 )
-from rank_collapse.struct import refuse, refuse_if
 
 KINDS = {"tokens": ("hidden states", "nd"), "attention": ("attention weights", "hnm")}
 
 
-def is_attention(hidden, batch_axis):
+def has_head_axis(hidden: object, batch_axis: int | None) -> bool:
     """Return whether an array has one axis more than hidden states, the axis of heads."""
     if isinstance(hidden, list | tuple):
         return any(getattr(layer, "ndim", 0) == 4 for layer in hidden)
@@ -22,7 +24,7 @@ def is_attention(hidden, batch_axis):
     return square or len(shape) == 5
 
 
-def stack_layers(hidden, batch_axis, kind):
+def stack_layers(hidden: Any, batch_axis: int | None, kind: str) -> AnyArray:
     """Stack arrays of a kind, its axes behind [l] or [l, b].
 
     Args:

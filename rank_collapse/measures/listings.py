@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rank_collapse.annotations import AnyArray
+from rank_collapse.checks import check_numbers, refuse_if
 from rank_collapse.measures.arrays import as_bools, as_floats, on_host
 from rank_collapse.printed import format_count
-from rank_collapse.struct import check_numbers, refuse_if
 
 
 class Spike(NamedTuple):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from jaxtyping import Float
 
 from rank_collapse.annotations import AnyArray, Number
+from rank_collapse.checks import check_numbers, refuse_if
 from rank_collapse.measures import documents, spikes
 from rank_collapse.measures.arrays import (
     as_floats,
@@ -20,16 +21,15 @@ from rank_collapse.measures.arrays import (
 from rank_collapse.measures.layer_measures import NEEDS_TWO_TOKENS, measure_states
 from rank_collapse.measures.norms import exact_sum, num_tokens, safe_divide
 from rank_collapse.measures.table import MEASURES
-from rank_collapse.struct import check_numbers, refuse_if
 
-TOKENS = (
+TOKEN_MEASURES = (
     "residual_ratio",
     "token_cosine",
     "participation_ratio",
     "stable_rank_bound",
     "bulk_ratio",
 )
-ATTENTION = ("attention_entropy", "largest_weight", "largest_column", "sink_rate")
+ATTENTION_MEASURES = ("attention_entropy", "largest_weight", "largest_column", "sink_rate")
 
 
 @where_it_lives
@@ -174,7 +174,7 @@ def _measure_by_document(arrays, segments, num_segments, sink, choice):
             "read", the input of the attention, if it is measured.
         segments, num_segments: See `monitor`.
         sink: See `monitor`.
-        choice: Result of `spikes.choose_tokens`.
+        choice: Options of `spikes.choose_tokens`: "tokens", "exclude" and "threshold".
     """
     x, mask, read = arrays["x"], arrays["mask"], arrays.get("read")
     numbers, are_too_many, num_segments = documents.number_documents(
@@ -183,7 +183,7 @@ def _measure_by_document(arrays, segments, num_segments, sink, choice):
     xp = namespace(x)
 
     def measure_document(number):
-        """Measures the documents with this number in all rows."""
+        """Measure the documents with this number in all rows."""
         mask = numbers == number
         chosen, counted, left_out = spikes.choose_tokens(x, mask, read, **choice)
         pieces = {"x": chosen, "mask": mask, "counted": counted}
@@ -221,14 +221,14 @@ def _measure_examples(arrays, sink):
         [b], how many exist, and "num_counted" [b], how many are measured.
     """
     x, mask, counted = arrays["x"], arrays["mask"], arrays["counted"]
-    xp, values = namespace(x), measure_states(TOKENS, x, counted)
+    xp, values = namespace(x), measure_states(TOKEN_MEASURES, x, counted)
     values["spiked"] = xp.astype(values["spiked"], x.dtype)
     values["num_counted"], values["num_tokens"] = num_tokens(x, counted), num_tokens(x, mask)
     summed = x if counted is None else xp.where(counted[..., None], x, 0)
     values["pooled"] = safe_divide(exact_sum(summed, -2), values["num_counted"][..., None], 0)
     if "p" in arrays:
         key_mask = mask if arrays["p"].shape[-1] == x.shape[-2] else None
-        for name in ATTENTION:
+        for name in ATTENTION_MEASURES:
             options = {"sink": sink, "key_mask": key_mask} if name == "sink_rate" else {}
             values[name] = MEASURES[name](arrays["p"], mask=mask, **options)
     return values
@@ -241,7 +241,7 @@ def _average_examples(values):
     )
     xp, scalars = namespace(pooled), {}
     for name, a in values.items():
-        is_attention = name in ATTENTION
+        is_attention = name in ATTENTION_MEASURES
         least = 2 if name in (*NEEDS_TWO_TOKENS, "spiked") else 1
         count = num_existing if is_attention else num_counted
         by_example = a.mean(axis=-1) if a.ndim > 1 else a
@@ -263,7 +263,7 @@ def _mean_over_examples(values, count, least=1):
     Args:
         values: One value for each example, with further axes.
         count: Number of tokens of each, [b].
-        least: Smallest number of examples that is enough.
+        least: Smallest number of tokens that is enough.
     """
     xp = namespace(values)
     is_enough = (count >= least).reshape((-1,) + (1,) * (values.ndim - 1))

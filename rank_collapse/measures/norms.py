@@ -8,6 +8,7 @@ from array_api_compat import is_numpy_array, is_torch_array
 from jaxtyping import Float
 
 from rank_collapse.annotations import AnyArray
+from rank_collapse.checks import check_choice, refuse, refuse_if
 from rank_collapse.measures.arrays import (
     as_array,
     as_floats,
@@ -17,7 +18,6 @@ from rank_collapse.measures.arrays import (
     stop_gradient,
     where_it_lives,
 )
-from rank_collapse.struct import check_choice, refuse, refuse_if
 
 Norm = Literal["composite", "one", "inf", "frobenius", "spectral", "max"]
 NORMS = get_args(Norm)

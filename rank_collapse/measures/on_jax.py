@@ -15,9 +15,7 @@ from jaxtyping import Array
 from rank_collapse.annotations import AnyArray, Leaf
 
 
-def run_on_host(
-    measure: Callable[..., Any], args: tuple, options: Mapping[str, object]
-) -> AnyArray:
+def run_on_host(measure: Callable[..., Any], args: tuple, options: Mapping[str, object]) -> Any:
     """Call measure(*args, **options) in full precision; with NumPy if all arrays are in the host's
     memory.
 
@@ -72,7 +70,7 @@ def call_with_auto_axes(call: Callable[[Any], Any], tree: Any) -> Any:
 
     def make_explicit(function):
         def call_function(*args):
-            """Calls a function of the caller's with the axes that its own arrays have."""
+            """Call a function of the caller's with the axes that its own arrays have."""
             places = tuple(map(choose_sharding, args))
             return jax.sharding.explicit_axes(function, axes=axes, in_sharding=places)(*args)
 
@@ -121,7 +119,7 @@ def as_jax(x: AnyArray) -> Leaf:
 @functools.cache
 def compile_function(
     function: Callable[..., Any], static_argnums: tuple[int, ...] = ()
-) -> AnyArray:
+) -> Callable[..., Any]:
     """Compile a function of a module as one program, once."""
     return jax.jit(function, static_argnums=static_argnums)
 
@@ -139,7 +137,7 @@ def repeat_step(step: Callable[[Array], Array], v: Array, times: int, x: Array) 
     return jax.lax.scan(lambda v, _: (step(v), None), v, None, length=times)[0]
 
 
-def map_numbers(function: Callable[[Array], Any], count: int) -> AnyArray:
+def map_numbers(function: Callable[[Array], Any], count: int) -> Any:
     """Call a function of 0 to count − 1, one after the other, and stack the results."""
     return jax.lax.map(function, jnp.arange(count))
 
@@ -156,7 +154,7 @@ def retry_unless_finite(first: Callable, second: Callable) -> Callable:
     """
 
     def check_first(x):
-        """Calls `second` where `first` gives no finite results of a finite matrix."""
+        """Call `second` where `first` gives no finite results of a finite matrix."""
         results = first(x)
         is_finite = [jnp.isfinite(a).all() for a in jax.tree.leaves(results)]
         must_retry = jnp.isfinite(x).all() & ~jnp.stack(is_finite).all()
@@ -186,7 +184,7 @@ def _loop_on_cpu(plain: Callable, second: Callable) -> Callable:
 
     @call_batch.def_vmap
     def vmap_batch(size, in_batched, x):
-        """Calls it for a batch: one matrix after the other on a CPU, all at once elsewhere."""
+        """Call it for a batch: one matrix after the other on a CPU, all at once elsewhere."""
         loop, at_once = partial(jax.lax.map, call_batch), jax.vmap(plain)
         out = jax.lax.platform_dependent(x, cpu=loop, default=at_once)
         return out, jax.tree.map(lambda _: True, out)

@@ -1,12 +1,13 @@
 """Measurements layer by layer, of one example or a batch."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from rank_collapse.annotations import AnyArray
+from rank_collapse.checks import refuse, refuse_if
 from rank_collapse.measures import documents, spikes
 from rank_collapse.measures.arrays import (
     broadcast_mask,
@@ -16,11 +17,10 @@ from rank_collapse.measures.arrays import (
     on_host,
     where_it_lives,
 )
-from rank_collapse.measures.layer_arrays import KINDS, is_attention, stack_layers
+from rank_collapse.measures.layer_arrays import KINDS, has_head_axis, stack_layers
 from rank_collapse.measures.layer_measures import measure_states, measure_weights
 from rank_collapse.measures.rounding import layer_limits
 from rank_collapse.measures.table import MEASURES, MeasureName, check_measure_names
-from rank_collapse.struct import refuse, refuse_if
 
 
 class Profile(NamedTuple):
@@ -54,7 +54,7 @@ class Profile(NamedTuple):
 
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
-        def __getattr__(self, name: str) -> AnyArray:
+        def __getattr__(self, name: str) -> Any:
             measures = self.measures if isinstance(self.measures, Mapping) else ()  # or a leaf
             names = ", ".join(f"profile[{measure!r}]" for measure in measures)
             message = f"Profile has no {name!r}; a measure is read by its name: {names}"
@@ -77,7 +77,7 @@ class Profile(NamedTuple):
         refuse_if(len(shape) not in (1, 2), f"a profile of shape {shape} is not [l] or [l, b]")
         return dict(zip(("layer", "example"), shape, strict=False)), columns
 
-    def to_pandas(self) -> AnyArray:
+    def to_pandas(self) -> Any:
         """Convert to a DataFrame with a row per layer, or per layer and example."""
         import pandas as pd
 
@@ -87,7 +87,7 @@ class Profile(NamedTuple):
             index = index.get_level_values(0)
         return pd.DataFrame({name: a.reshape(-1) for name, a in columns.items()}, index=index)
 
-    def to_xarray(self) -> AnyArray:
+    def to_xarray(self) -> Any:
         """Convert to a Dataset over "layer", or over "layer" and "example"."""
         import xarray as xr
 
@@ -149,7 +149,7 @@ def profile(
     Source: Dong et al. 2021, figure 2 for the residual ratio.
     """
     if measures is None:
-        measures = "attention_entropy" if is_attention(hidden, batch_axis) else "residual_ratio"
+        measures = "attention_entropy" if has_head_axis(hidden, batch_axis) else "residual_ratio"
     names = (measures,) if isinstance(measures, str) else tuple(measures)
     needs = {MEASURES[name].needs for name in names if name in MEASURES}
     kind = "attention" if needs == {"attention"} else "tokens"
@@ -179,14 +179,14 @@ def profile(
     read = None if tokens != "read" and norm is None else _apply_norms(norm, hidden)
 
     def measure_layer(x, x_mask, x_read):
-        """Measures one layer, or all layers at once."""
+        """Measure one layer, or all layers at once."""
         if kind == "attention":
             return measure_weights(names, x, x_mask, key_mask)
         choice = {"tokens": tokens, "exclude": exclude, "threshold": threshold}
         return measure_states(names, x, x_mask, x_read, **choice)
 
     def measure_layers(hidden, mask):
-        """Measures all layers: JAX arrays in one program, others layer by layer to save memory."""
+        """Measure all layers: JAX arrays in one program, others layer by layer to save memory."""
         if is_jax_array(hidden):
             return measure_layer(hidden, mask, read)
         results = []
@@ -206,12 +206,12 @@ def profile(
     return make_profile(values, limit)
 
 
-def make_profile(values: Mapping[str, object], limit: AnyArray) -> Profile:
+def make_profile(values: Mapping[str, object], limit: float | np.ndarray) -> Profile:
     """Make a `Profile` of the measures of every layer.
 
     Args:
         values: Measures and notes [l] or [l, b], as `measure_states` gives them.
-        limit: `rounding_limit` of the states' dtype, a number or one for each layer [l].
+        limit: `rounding_limit` of the states' dtype: one number, or one for each layer [l].
     """
     measures = {name: a for name, a in values.items() if name not in Profile._fields}
     if "residual_ratio" not in measures:
@@ -266,7 +266,7 @@ def _measure_by_document(measure_layers, hidden, mask, segments, num_segments, k
     )
 
     def measure_document(number):
-        """Measures the documents with this number in all rows."""
+        """Measure the documents with this number in all rows."""
         is_token = numbers == number
         layers = hidden
         if kind == "attention":

@@ -244,14 +244,14 @@ def token_cosine(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray
     if x.shape[-2] < 2:
         raise ValueError(f"x of shape {tuple(x.shape)} has no pair of tokens")
     xp = namespace(x)
-    unit, squares = normalize_tokens(x)
+    unit, squares = divide_by_norms(x)
     count = num_tokens(x, mask)
     # |Σ_i x̂_i|² is the sum over all pairs; without the pairs i = j, which add |x̂_i|² each:
     pairs = xp.sum(xp.square(exact_sum(unit, -2)), axis=-1) - xp.sum(squares, axis=-1)
     return safe_divide(pairs, count * xp.clip(count - 1, 0, None))
 
 
-def normalize_tokens(x: AnyArray) -> tuple[AnyArray, AnyArray]:
+def divide_by_norms(x: AnyArray) -> tuple[AnyArray, AnyArray]:
     """Divide tokens by their norms.
 
     Args:

@@ -1,9 +1,9 @@
-"""Equal tokens up to rounding: the residual ratio that rounding alone leaves."""
+"""The residual ratio that rounding alone leaves between tokens that are equal."""
 
 import numpy as np
 
 from rank_collapse.annotations import DType
-from rank_collapse.struct import refuse_if
+from rank_collapse.checks import refuse_if
 
 # 2^−p of the p bits behind the point, by the name of a dtype or its beginning
 _EPSILONS = {
@@ -31,7 +31,7 @@ def rounding_limit(dtype: DType) -> float:
         dtype: Number format of floats, or its name.
 
     Raises:
-        ValueError: No dtype of floats.
+        ValueError: It is not a floating-point dtype.
     """
     name = getattr(dtype, "name", getattr(dtype, "__name__", dtype))  # np.float32 has the latter
     name = str(name).rpartition(".")[2]
@@ -43,7 +43,7 @@ def rounding_limit(dtype: DType) -> float:
     return (_ROUNDINGS if name in ("float32", "float64") else 1) * epsilon
 
 
-def layer_limits(hidden, batch_axis):
+def layer_limits(hidden: object, batch_axis: int | None) -> float | np.ndarray:
     """Return the `rounding_limit` of hidden states: one number, or one per layer [l].
 
     A list has one limit per layer, since its arrays may differ in dtype. If its entries are

@@ -11,20 +11,20 @@ import numpy as np
 from jaxtyping import Float
 
 from rank_collapse.annotations import AnyArray, Number
+from rank_collapse.checks import check_numbers, refuse
 from rank_collapse.measures.arrays import as_floats, namespace, where_it_lives
 from rank_collapse.measures.norms import num_tokens, safe_divide, safe_sqrt, scale_to_unit
 from rank_collapse.measures.residuals import (
     compute_residual,
+    divide_by_norms,
     nan_if_empty,
-    normalize_tokens,
     residual_ratio,
     scale_tokens,
 )
-from rank_collapse.struct import check_numbers, refuse
 
 TokenKind = Literal["raw", "unit", "read"]
 Excluded = Literal["spikes"]
-TOKENS = get_args(TokenKind)
+TOKEN_KINDS = get_args(TokenKind)
 SPIKE = 5.0  # times the median norm, from which on a token is one
 
 
@@ -56,7 +56,7 @@ def choose_tokens(
     """
     check_numbers("[0, inf]", threshold=threshold)
     refuse(
-        (tokens not in TOKENS, f"tokens={tokens!r} is not one of {TOKENS}"),
+        (tokens not in TOKEN_KINDS, f"tokens={tokens!r} is not one of {TOKEN_KINDS}"),
         (exclude not in (None, "spikes"), f"exclude={exclude!r} is not 'spikes' or None"),
         (
             tokens == "read" and read is None,
@@ -75,7 +75,7 @@ def choose_tokens(
         is_spike = exists & is_long
         mask, left_out = exists & ~is_spike, xp.sum(is_spike, axis=-1)
     if tokens == "unit":
-        x, _ = normalize_tokens(x)
+        x, _ = divide_by_norms(x)
     elif tokens == "read":
         x = as_floats(read)
     return x, mask, left_out

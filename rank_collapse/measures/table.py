@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rank_collapse import struct
+from rank_collapse import checks
 from rank_collapse.annotations import AnyArray
 from rank_collapse.measures import attention, residuals, spikes
 
@@ -41,13 +41,21 @@ MeasureName = Literal[
 
 
 class Threshold(NamedTuple):
-    """A bound that a metric should not cross."""
+    """A bound that a metric should not cross.
 
-    name: str  # The metric, also of a part of a network: "loss", and "decoder.loss"
-    value: float  # The bound
-    above: bool = False  # Whether passing means above it; below otherwise
-    meaning: str = ""  # Named in the alarm
-    # Whether the metric has to be finite: NaN (null in a file) or infinity passes too
+    Attributes:
+        name: The metric, such as "loss". It also stands for the metric of a part of a network, such
+            as "decoder.loss".
+        value: The bound.
+        above: Whether a metric crosses the bound when it is above it; below it otherwise.
+        meaning: What an alarm says about a metric that crosses the bound.
+        finite: Whether NaN (null in a file) and infinity cross the bound, too.
+    """
+
+    name: str
+    value: float
+    above: bool = False
+    meaning: str = ""
     finite: bool = False
 
 
@@ -56,7 +64,7 @@ class Measure:
     """One measure, which can be called like its function.
 
     Attributes:
-        of: measure(x, mask=...), pure, of one array.
+        of: The function measure(x, mask=...) of one array, which is pure.
         needs: "tokens", x [n, d]; "attention", weights x [..., n, m]; or "scores" before the
             softmax [..., n, m].
         cost: Operations, up to a factor; h heads.
@@ -275,7 +283,7 @@ def check_measure_names(measures: Any, needs: str = "tokens") -> tuple[str, ...]
     names = (measures,) if isinstance(measures, str) else tuple(measures)
     choices = tuple(name for name, measure in MEASURES.items() if measure.needs == needs)
     for name in names:
-        struct.check_choice(
+        checks.check_choice(
             f"measure {name!r}", name, choices, f", which are the measures of {needs}"
         )
     return names

@@ -35,7 +35,7 @@ def compute_added_branches(
     gains = layer_gains(config, trace.hidden.dtype, params)
 
     def add_layer(fields):
-        """Scales the branches of one layer by their gains and norms."""
+        """Scale the branches of one layer by their gains and norms."""
         index, gain, layer_branches = fields
         block = layer_params(params, config, index)
         specs = residual_specs(block, config, gain)

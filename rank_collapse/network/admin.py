@@ -19,7 +19,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.input_checks import as_mask, check_indices
 from rank_collapse.network.inputs import PreparedInputs, batch_size, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams, complete_params
-from rank_collapse.network.residual import Gains, apply_gain, normalize_tokens
+from rank_collapse.network.residual import Gains, apply_gain, normalise_tokens
 from rank_collapse.network.transformer import TokenAlgebra
 from rank_collapse.network.walk import Algebra, walk_layer, walk_layers
 
@@ -78,9 +78,9 @@ class Profiling(Algebra):
         self.token_mask = token_mask  # Bool [b, n]
 
     def apply_norm(self, layer, spec, state):
-        """Normalises the tokens of all examples."""
+        """Normalise the tokens of all examples."""
         x, r = state
-        return jax.vmap(lambda x: normalize_tokens(spec, x))(x), r
+        return jax.vmap(lambda x: normalise_tokens(spec, x))(x), r
 
     def add_branch(self, layer, spec, state, branch_output):
         """Add a branch to the stream: (the sum, the root of the sum of both variances)."""
@@ -90,7 +90,7 @@ class Profiling(Algebra):
         return stream + branch, jnp.sqrt(self._variance(stream) + self._variance(branch))
 
     def apply_branch(self, layer, kind, branch_input):
-        """Computes the branch of each example, without further results."""
+        """Compute the branch of each example, without further results."""
 
         def apply_one(x, inputs):
             return TokenAlgebra().apply_branch(layer.replace(inputs=inputs), kind, x)[0]

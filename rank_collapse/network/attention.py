@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import ArrayLike, Key, Leaf, Number
 from rank_collapse.network.attention_config import SCORES, Mixing, Score
 from rank_collapse.network.attention_weights import (
@@ -31,22 +31,31 @@ class AttentionParams(struct.Struct):
     P_h = softmax((x W_q + b_q)(y W_k + b_k)ᵀ / √k),  SA(x) = Σ_h P_h (y W_v + b_v) W_o + b_o.
     A stack of layers carries one more leading axis. Biases may be None. Keys and values may be
     grouped: g of them, where g divides h; head i reads group i // (h / g).
+
+    Attributes:
+        w_q, b_q: [h, d, k] and [h, k], of the queries.
+        w_k, b_k: [h or g, d, k] and [h or g, k], of the keys.
+        w_v, b_v: [h or g, d, v] and [h or g, v], of the values.
+        w_o, b_o: [h, v, d] and [d], of the output.
+        v_score: [h, k], of additive attention; None for dot products.
+        relative: Terms of relative positions; None without these.
+        q_norm: Gain of the RMSNorm of the queries: [k], of each head, or [h, k], of all at once;
+            None for no norm.
+        k_norm: The same of the keys: [k] or [h or g, k].
     """
 
-    w_q: Leaf  # [h, d, k]
-    b_q: Leaf | None = struct.field(default=None, kw_only=True)  # [h, k]
-    w_k: Leaf  # [h or g, d, k]
-    b_k: Leaf | None = struct.field(default=None, kw_only=True)  # [h or g, k]
-    w_v: Leaf  # [h or g, d, v]
-    b_v: Leaf | None = struct.field(default=None, kw_only=True)  # [h or g, v]
-    w_o: Leaf  # [h, v, d]
-    b_o: Leaf | None = struct.field(default=None, kw_only=True)  # [d]
-    v_score: Leaf | None = None  # [h, k], additive attention only
-    relative: RelativeParams | None = None  # relative positions only
-    q_norm: Leaf | None = (
-        None  # gain of the queries' RMSNorm: [k], of each head; [h, k], of all at once
-    )
-    k_norm: Leaf | None = None  # the same of the keys: [k] or [h or g, k]
+    w_q: Leaf
+    b_q: Leaf | None = struct.field(default=None, kw_only=True)
+    w_k: Leaf
+    b_k: Leaf | None = struct.field(default=None, kw_only=True)
+    w_v: Leaf
+    b_v: Leaf | None = struct.field(default=None, kw_only=True)
+    w_o: Leaf
+    b_o: Leaf | None = struct.field(default=None, kw_only=True)
+    v_score: Leaf | None = None
+    relative: RelativeParams | None = None
+    q_norm: Leaf | None = None
+    k_norm: Leaf | None = None
 
 
 def repeat_groups(params: AttentionParams) -> AttentionParams:
@@ -158,7 +167,7 @@ def attention_scores(
         ValueError: An unknown score.
     """
     context = AttentionContext() if context is None else context
-    struct.check_choice(f"score={score!r}", score, SCORES)
+    checks.check_choice(f"score={score!r}", score, SCORES)
     q, k, raw_q = _queries_keys(params, x, y, context, norm_eps, edit)
     if score == "additive":
         pairs = jnp.tanh(q[:, :, None, :] + k[:, None, :, :])  # [h, n, m, k]
@@ -249,7 +258,7 @@ def multi_head_attention(
             )
     if not isinstance(edit, EditPoints):
         for name in edit or ():
-            struct.check_choice(f"place {name!r}", name, EDIT_POINTS, " of attention")
+            checks.check_choice(f"edit point {name!r}", name, EDIT_POINTS, " of attention")
         edit = EditPoints(edit)
     params = repeat_groups(params)
     context = AttentionContext() if context is None else context

@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from jax.tree_util import Partial
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import Number, Tree
 
 Score = Literal["dot", "additive"]
@@ -50,7 +50,7 @@ class AttentionConfig(struct.Struct, kw_only=True):
     mix: Tree = None
 
     def __post_init__(self):
-        struct.check_choices(self, mask=MASKS, score=SCORES, qk_norm=QK_NORMS)
+        checks.check_choices(self, mask=MASKS, score=SCORES, qk_norm=QK_NORMS)
         for name in ("normalise", "mix"):
             function = getattr(self, name)
             if callable(function) and not isinstance(function, Partial):

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import jax
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import Number
 from rank_collapse.network.attention_config import AttentionConfig
 from rank_collapse.network.embedding import EmbeddingConfig
@@ -77,8 +77,8 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         )
         for part in PARTS:
             part.__post_init__(self)
-        struct.check_choices(self, init=INITS)
-        struct.refuse_if(
+        checks.check_choices(self, init=INITS)
+        checks.refuse_if(
             not isinstance(self.embedding, EmbeddingConfig | None),
             f"embedding={self.embedding!r} is not an EmbeddingConfig",
         )
@@ -92,9 +92,9 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         for name in ("windows", "rotary_layers", "layer_map"):
             values = getattr(self, name)
             fits = isinstance(values, tuple) and len(values) in (0, depth)
-            struct.refuse_if(not fits, f"{name}={values} is not a tuple of depth={depth} entries")
+            checks.refuse_if(not fits, f"{name}={values} is not a tuple of depth={depth} entries")
             for value in values:
-                struct.check_whole(name, int(value) if name == "rotary_layers" else value, 0)
+                checks.check_whole(name, int(value) if name == "rotary_layers" else value, 0)
         if self.layer_map and set(self.layer_map) != set(range(self.num_rows)):
             raise ValueError(f"layer_map={self.layer_map} leaves out a row of the parameters")
         if self.position == "rotary":
@@ -159,13 +159,13 @@ def check_config(config: object, name: str = "config") -> None:
         ValueError: It is not a configuration, or one of its numbers or functions is invalid.
     """
     kind = type(config).__name__
-    struct.refuse_if(
+    checks.refuse_if(
         not isinstance(config, TransformerConfig), f"{name} is a {kind}, not a TransformerConfig"
     )
     for field in ("normalise", "mix"):
         function = getattr(config, field)
         is_function = function is None or callable(function)
-        struct.refuse_if(not is_function, f"{field}={function!r} is not a function")
+        checks.refuse_if(not is_function, f"{field}={function!r} is not a function")
     for path, leaf in jax.tree.leaves_with_path(config, is_leaf=lambda value: value is None):
         is_number = isinstance(leaf, numbers.Number) or hasattr(leaf, "dtype")
         is_absent = leaf is None and DEFAULTS[path[0].name] is None
@@ -219,7 +219,7 @@ def _preset(fields, depth, num_heads, d_model, **defaults) -> TransformerConfig:
         depth, num_heads, d_model: L, H and d.
         **defaults: Fields of the preset.
     """
-    struct.check_fields(TransformerConfig, fields)
+    checks.check_fields(TransformerConfig, fields)
     return TransformerConfig(
         depth=depth, num_heads=num_heads, d_model=d_model, **(defaults | fields)
     )

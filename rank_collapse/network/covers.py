@@ -79,11 +79,17 @@ ATTENTION = MASKS | POSITIONS | SCORES | MIXING | at_any_value("score_cap")
 
 @dataclasses.dataclass(frozen=True)
 class Covers:
-    """What a pass covers."""
+    """The networks and edits that a pass covers.
 
-    name: str  # of the pass, as errors call it
-    fields: Mapping[str, object]  # of `TransformerConfig`: their allowed values, or `ANY`
-    edits: object = ()  # names of the edit points whose edits are carried, or `ANY`
+    Attributes:
+        name: Name of the pass, as errors call it.
+        fields: {field of `TransformerConfig`: its allowed values, or `ANY`}.
+        edits: Names of the edit points whose edits are carried, or `ANY`.
+    """
+
+    name: str
+    fields: Mapping[str, object]
+    edits: object = ()
 
     def refusal(self, config: TransformerConfig) -> str | None:
         """Return why a network is not covered; None where it is.

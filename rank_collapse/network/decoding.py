@@ -8,8 +8,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from rank_collapse import struct
-from rank_collapse.annotations import ArrayLike
+from rank_collapse import checks, struct
+from rank_collapse.annotations import ArrayLike, Leaf
 from rank_collapse.network import transformer
 from rank_collapse.network.encoder_decoder import (
     EncoderDecoderConfig,
@@ -29,9 +29,9 @@ class Decoded(struct.Struct):
         logits: [n, c], from which each token was chosen; the logits after the end have no meaning.
     """
 
-    tokens: struct.Leaf
-    exists: struct.Leaf
-    logits: struct.Leaf
+    tokens: Leaf
+    exists: Leaf
+    logits: Leaf
 
 
 def greedy_decode(
@@ -60,10 +60,10 @@ def greedy_decode(
         ValueError: A length that leaves no token, more tokens than positions, or a mark that is not
             a token.
     """
-    max_len = struct.check_whole("max_len", max_len, 1)
+    max_len = checks.check_whole("max_len", max_len, 1)
     for name, mark in (("begin", begin), ("end", end)):
         if not isinstance(mark, jax.core.Tracer):
-            struct.check_whole(name, mark, 0, config.decoder.embedding.vocab_size - 1)
+            checks.check_whole(name, mark, 0, config.decoder.embedding.vocab_size - 1)
     memory = encode(params, source, config, source_mask)
     marks = jnp.asarray(begin, jnp.int32), jnp.asarray(end, jnp.int32)
     return _write(params, memory, source_mask, marks, config, max_len)
@@ -82,7 +82,7 @@ def _write(params, memory, source_mask, marks, config, max_len):
     decoder = decoder_params(params, config)
 
     def step(carry, t):
-        """Writes token t, and chooses the next one from the decoder's logits.
+        """Write token t, and choose the next one from the decoder's logits.
 
         Returns:
             ((next token, whether the sequence has ended, tokens), (next token, whether it counts,

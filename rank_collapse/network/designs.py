@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeVar
 
-from rank_collapse import struct
+from rank_collapse import checks
 from rank_collapse.network.config import TransformerConfig, check_config
 from rank_collapse.network.layers import NormPlacement
 from rank_collapse.network.residual import Gains, Unprofiled
@@ -40,20 +40,33 @@ Network = TypeVar("Network")  # a `TransformerConfig` or an `EncoderDecoderConfi
 
 
 class Stack(NamedTuple):
-    """Properties of a network on which the constants of a design may depend."""
+    """Properties of a network on which the constants of a design may depend.
+
+    Attributes:
+        config: The network.
+        branches: N, the number of its residual branches.
+        role: "alone", or the part of an encoder-decoder: "encoder" or "decoder".
+        other_branches: Number of residual branches of the other part.
+    """
 
     config: TransformerConfig
-    branches: int  # N
-    role: str = "alone"  # or "encoder" or "decoder"
-    other_branches: int = 0  # residual branches of the other part
+    branches: int
+    role: str = "alone"
+    other_branches: int = 0
 
 
 class Design(NamedTuple):
-    """A residual design: its differences from a plain residual network x' = N(x + f(x))."""
+    """A residual design: its differences from a plain residual network x' = N(x + f(x)).
 
-    placements: tuple[str, ...]  # values of `norm_placement` it is made for, the paper's first
-    constants: dict[str, object] | Callable[[Stack], dict[str, object]]  # fields of the config
-    source: str  # the paper
+    Attributes:
+        placements: Values of `norm_placement` for which it is made, the paper's first.
+        constants: Fields of the configuration, or a function that computes them for a network.
+        source: The paper.
+    """
+
+    placements: tuple[str, ...]
+    constants: dict[str, object] | Callable[[Stack], dict[str, object]]
+    source: str
 
 
 def count_branches(config: TransformerConfig) -> int:
@@ -224,7 +237,7 @@ def _design_stack(stack, name, norm_placement, learned):
         stack: The network.
         name, norm_placement, learned: See `design`.
     """
-    struct.check_choice(f"design {name!r}", name, DESIGNS)
+    checks.check_choice(f"design {name!r}", name, DESIGNS)
     spec = DESIGNS[name]
     placement = spec.placements[0] if norm_placement is None else norm_placement
     if placement not in spec.placements:

@@ -33,7 +33,7 @@ def dropout_words(key: Key) -> UInt32[Array, "2"]:
     """Draw the two words for the hash of dropout from a key; words are returned unchanged.
 
     Raises:
-        ValueError: Neither of them.
+        ValueError: The argument is neither a key nor two words.
     """
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return jax.random.bits(key, (2,), jnp.uint32)

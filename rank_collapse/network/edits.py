@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Float
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import AnyArray, DType, Leaf, Number, Tree
 
 
@@ -103,9 +103,9 @@ def check_names(names: Sequence[str], config: Any) -> None:
     Raises:
         ValueError: The network does not have one of them.
     """
-    places = edit_point_shapes(config)
+    edit_points = edit_point_shapes(config)
     for name in names:
-        struct.check_choice(f"place {name!r}", name, places, " of this network")
+        checks.check_choice(f"edit point {name!r}", name, edit_points, " of this network")
 
 
 class _Code:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import ArrayLike, Key, Leaf
 from rank_collapse.network import layers
 from rank_collapse.network.layers import NormParams
@@ -65,26 +65,36 @@ class EmbeddingConfig(struct.Struct):
             raise ValueError(
                 f"one of vocab_size={self.vocab_size} and d_input={self.d_input} must be positive"
             )
-        struct.check_choices(self, positions=POSITION_KINDS, projection=PROJECTIONS)
+        checks.check_choices(self, positions=POSITION_KINDS, projection=PROJECTIONS)
 
 
 class EmbeddingParams(struct.Struct):
-    """Tables and maps of an embedding; None for tables and maps that the config does not have."""
+    """Tables and maps of an embedding; None for tables and maps that the config does not have.
 
-    tokens: Leaf | None = None  # [vocab, e]
-    w_in: Leaf | None = None  # [i, e]; [3, i, e] of a convolution
-    b_in: Leaf | None = None  # [e]
-    w_hidden: Leaf | None = (
-        None  # [e, e]: second map of linear-gelu-linear; [3, e, e] of a convolution
-    )
-    b_hidden: Leaf | None = None  # [e]
-    positions: Leaf | None = None  # [positions, e]
-    segments: Leaf | None = None  # [segments, e]
-    class_token: Leaf | None = None  # [e]
-    registers: Leaf | None = None  # [registers, e]
-    norm: NormParams | None = None  # [e] or [d]
-    w_project: Leaf | None = None  # [e, d]
-    b_project: Leaf | None = None  # [d]
+    Attributes:
+        tokens: [vocab, e].
+        w_in, b_in: [i, e], or [3, i, e] of a convolution; and [e].
+        w_hidden, b_hidden: [e, e], the second map of linear-gelu-linear, or [3, e, e] of a
+            convolution; and [e].
+        positions, segments: [positions, e] and [segments, e].
+        class_token: [e].
+        registers: [registers, e].
+        norm: Each [e] or [d].
+        w_project, b_project: [e, d] and [d].
+    """
+
+    tokens: Leaf | None = None
+    w_in: Leaf | None = None
+    b_in: Leaf | None = None
+    w_hidden: Leaf | None = None
+    b_hidden: Leaf | None = None
+    positions: Leaf | None = None
+    segments: Leaf | None = None
+    class_token: Leaf | None = None
+    registers: Leaf | None = None
+    norm: NormParams | None = None
+    w_project: Leaf | None = None
+    b_project: Leaf | None = None
 
 
 def sinusoidal_positions(positions: Float[Array, "n"], width: int) -> Float[Array, "n w"]:

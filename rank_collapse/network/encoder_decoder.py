@@ -100,7 +100,7 @@ class EncoderDecoderTrace(struct.Struct):
 
     encoder: Trace
     decoder: Trace
-    logits: struct.Leaf
+    logits: Leaf
 
 
 def init(

@@ -133,12 +133,12 @@ def _broadcasts_to(array, shape):
     return array.ndim <= len(shape) and all(size in (1, full) for size, full in sizes)
 
 
-def as_numbers(name: str, values: ArrayLike, dtype: DType | None = None) -> Leaf:
+def as_numbers(values: ArrayLike, name: str, dtype: DType | None = None) -> Leaf:
     """Convert an argument to an array of JAX.
 
     Args:
-        name: Name of the argument, for the message.
         values: Array of any shape.
+        name: Name of the argument, for the message.
         dtype: Number format of the result; None keeps the format of the values.
 
     Raises:

@@ -103,9 +103,9 @@ def prepare_inputs(
         raise ValueError("a memory is given, but the network has cross_attention=False")
     params = complete_params(params, config)
     # Arrays of numpy as JAX's: constants of an outer jit would keep another precision than it.
-    x = as_numbers("x", x)
+    x = as_numbers(x, "x")
     bias, segments, positions = (
-        None if a is None else as_numbers(name, a)
+        None if a is None else as_numbers(a, name)
         for name, a in (("bias", bias), ("segments", segments), ("positions", positions))
     )
     check_inputs_used(x, config, segments, positions)

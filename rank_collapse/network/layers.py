@@ -1,4 +1,6 @@
-"""Norms and MLPs for one example.
+"""Norms and MLPs for one example, and the fields of the configuration that describe them.
+
+`ResidualConfig` stands here, too, because it says where the norms are.
 
 Axis letters: n tokens, d model width, f MLP width.
 """
@@ -10,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import Leaf, Number
 
 NormKind = Literal["layer", "rms"]
@@ -84,9 +86,9 @@ class ResidualConfig(struct.Struct, kw_only=True):
     learned_branch_gain: Any = None
 
     def __post_init__(self):
-        struct.check_choices(self, norm_placement=NORM_PLACEMENTS)
+        checks.check_choices(self, norm_placement=NORM_PLACEMENTS)
         if not callable(self.norm):
-            struct.check_choices(self, norm=NORM_KINDS)
+            checks.check_choices(self, norm=NORM_KINDS)
         if self.parallel and self.norm_placement in ("post", "both"):
             raise ValueError(
                 f"parallel=True does not support norm_placement={self.norm_placement!r}"
@@ -116,9 +118,9 @@ class MLPConfig(struct.Struct, kw_only=True):
     d_shared: int = struct.static(0)
 
     def __post_init__(self):
-        struct.check_choices(self, router=ROUTERS)
+        checks.check_choices(self, router=ROUTERS)
         if not callable(self.mlp):
-            struct.check_choices(self, mlp=MLP_KINDS)
+            checks.check_choices(self, mlp=MLP_KINDS)
 
     def check_experts(self, d_ff: int) -> None:
         """Check that experts divide the hidden units.
@@ -132,27 +134,40 @@ class MLPConfig(struct.Struct, kw_only=True):
                 f"num_experts={self.num_experts} do not divide the {units} units of "
                 f"d_ff={d_ff} − d_shared={self.d_shared} of mlp={self.mlp!r}"
             )
-        struct.check_whole("experts_per_token", self.experts_per_token, 1, self.num_experts)
+        checks.check_whole("experts_per_token", self.experts_per_token, 1, self.num_experts)
 
 
 class NormParams(struct.Struct):
-    """Gain and offset of a norm; RMSNorm has the bias None."""
+    """Gain and offset of a norm; RMSNorm has the bias None.
 
-    gain: Leaf  # [d]
-    bias: Leaf | None = None  # [d] or None
+    Attributes:
+        gain: [d].
+        bias: [d] or None.
+    """
+
+    gain: Leaf
+    bias: Leaf | None = None
 
 
 class MLPParams(struct.Struct):
-    """Two linear maps, and a gate of the first's shape for gated MLPs; biases may be None."""
+    """Two linear maps, and a gate of the first's shape for gated MLPs; biases may be None.
 
-    w_in: Leaf  # [d, f]
-    b_in: Leaf | None = struct.field(default=None, kw_only=True)  # [f]
-    w_out: Leaf  # [f, d]
-    b_out: Leaf | None = struct.field(default=None, kw_only=True)  # [d]
-    w_gate: Leaf | None = None  # [d, f]
-    b_gate: Leaf | None = None  # [f]
-    w_router: Leaf | None = None  # [d, experts]
-    w_shared: Leaf | None = None  # [d, 1]: gate of the units that every token uses
+    Attributes:
+        w_in, b_in: [d, f] and [f], the first map.
+        w_out, b_out: [f, d] and [d], the second map.
+        w_gate, b_gate: [d, f] and [f], the gate of a gated MLP.
+        w_router: [d, experts], the router of a mixture of experts.
+        w_shared: [d, 1], the gate of the units that every token uses.
+    """
+
+    w_in: Leaf
+    b_in: Leaf | None = struct.field(default=None, kw_only=True)
+    w_out: Leaf
+    b_out: Leaf | None = struct.field(default=None, kw_only=True)
+    w_gate: Leaf | None = None
+    b_gate: Leaf | None = None
+    w_router: Leaf | None = None
+    w_shared: Leaf | None = None
 
 
 class Routing(NamedTuple):
@@ -214,7 +229,7 @@ def get_activation(kind: str | Callable) -> Activation:
     """
     if callable(kind):
         return Activation(kind, lambda z: _quotient_gate(kind, z))
-    struct.check_choice(f"mlp={kind!r}", kind, MLP_KINDS[1:])
+    checks.check_choice(f"mlp={kind!r}", kind, MLP_KINDS[1:])
     return ACTIVATIONS[GATED.get(kind, kind)]
 
 
@@ -236,7 +251,7 @@ def norm_statistics(
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     if callable(kind):
         return jnp.zeros_like(x[:, :1]), kind(x)
-    struct.check_choice(f"norm={kind!r}", kind, NORM_KINDS)
+    checks.check_choice(f"norm={kind!r}", kind, NORM_KINDS)
     mean = jnp.mean(x, axis=-1, keepdims=True)
     if kind == "rms":
         mean = jnp.zeros_like(mean)

@@ -9,7 +9,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import Key, Leaf, Number, Tree
 from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams, repeat_groups
@@ -21,11 +21,20 @@ from rank_collapse.network.residual import LearnedGains, init_gains
 
 
 class BlockParams(struct.Struct):
-    """Parameters of one layer, or of a stack with a leading layer axis; None for absent parts."""
+    """Parameters of one layer, or of a stack with a leading layer axis; None for absent parts.
+
+    Attributes:
+        attention, cross, mlp: Parameters of the sublayers.
+        attention_norm, cross_norm, mlp_norm: Parameters of the norm before the branch, or after the
+            sum.
+        attention_branch_norm, cross_branch_norm, mlp_branch_norm: Parameters of the norm of the
+            branch's output.
+        attention_gains, cross_gains, mlp_gains: Learned gains of the skip and of the branch.
+    """
 
     attention: AttentionParams | None
-    attention_norm: NormParams | None = None  # before the branch or after the sum
-    attention_branch_norm: NormParams | None = None  # of the branch's output
+    attention_norm: NormParams | None = None
+    attention_branch_norm: NormParams | None = None
     attention_gains: LearnedGains | None = None
     cross: AttentionParams | None = None
     cross_norm: NormParams | None = None
@@ -38,12 +47,19 @@ class BlockParams(struct.Struct):
 
 
 class TransformerParams(struct.Struct):
-    """All parameters of a network."""
+    """All parameters of a network.
 
-    layers: Tree  # BlockParams with a leading axis of `config.num_rows`
+    Attributes:
+        layers: `BlockParams` with a leading axis of `config.num_rows`.
+        final_norm: Parameters of the norm after the last layer; None without it.
+        embedding: Parameters of the embedding; None without it.
+        position_bias: [buckets, h], of position="relative_bias"; None for other positions.
+    """
+
+    layers: Tree
     final_norm: NormParams | None = None
     embedding: EmbeddingParams | None = None
-    position_bias: Leaf | None = None  # [buckets, h], position "relative_bias"
+    position_bias: Leaf | None = None
 
 
 def init(
@@ -59,7 +75,7 @@ def init(
         weight_scale: Multiplies every weight matrix; may be traced.
         bias_scale: Standard deviation of the biases (0: none, as in the paper); may be traced.
     """
-    struct.check_numbers("[-inf, inf]", weight_scale=weight_scale, bias_scale=bias_scale)
+    checks.check_numbers("[-inf, inf]", weight_scale=weight_scale, bias_scale=bias_scale)
     key_layers, key_embedding, key_position = jax.random.split(key, 3)
     keys = jax.vmap(lambda l: jax.random.fold_in(key_layers, l))(jnp.arange(config.num_rows))
     stack = jax.vmap(lambda k: init_block(k, config, weight_scale, bias_scale))(keys)

@@ -91,14 +91,12 @@ class LayerPass:
 class LayerMeasure(LayerPass):
     """A measure of every layer by itself: (layer, x, layer_values) → arrays."""
 
-    covers: ClassVar[Covers] = EVERYTHING
-
     measure: Callable[..., Tree]  # a function of a module
 
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
     ) -> tuple[Tree, Tree]:
-        """Measures one layer; nothing is carried to the next."""
+        """Measure one layer; nothing is carried to the next."""
         return carry, self.measure(layer, x, layer_values)
 
 
@@ -106,21 +104,19 @@ class LayerMeasure(LayerPass):
 class States(LayerPass):
     """The hidden states X^0 .. X^L, or a measure of each, [L + 1, ...]."""
 
-    covers: ClassVar[Covers] = EVERYTHING
-
     def measure(self, x: Float[Array, "n d"], mask: ArrayLike | None = None) -> Tree:
         """Measure one state; the mask Bool [n] marks the tokens that exist. The default returns the
         state itself."""
         return x
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Tree:
-        """Measures the state before the first layer, which is carried to the end."""
+        """Measure the state before the first layer, which is carried to the end."""
         return self.measure(prepared.x, prepared.token_mask)
 
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
     ) -> tuple[Tree, Tree]:
-        """Measures the state after the layer; the carry stays the measure of the first state."""
+        """Measure the state after the layer; the carry stays the measure of the first state."""
         return carry, self.measure(layer_values.trace.hidden, layer.inputs.token_mask)
 
     def build_result(self, walk_result: WalkResult) -> Tree:
@@ -134,12 +130,10 @@ class States(LayerPass):
 class OutputPass(LayerPass):
     """The output of the network, [n, d], and nothing of its layers."""
 
-    covers: ClassVar[Covers] = EVERYTHING
-
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
     ) -> tuple[Tree, Tree]:
-        """Measures nothing: only the output of the network counts."""
+        """Measure nothing: only the output of the network counts."""
         return carry, ()
 
     def build_result(self, walk_result: WalkResult) -> Tree:
@@ -208,11 +202,11 @@ class RecordedTokens(TokenAlgebra):
     """Tokens from a trace: `Layer.extra` is the layer's `LayerTrace`."""
 
     def apply_branch(self, layer, kind, branch_input):
-        """Returns the recorded output of the branch in place of computing it."""
+        """Return the recorded output of the branch in place of computing it."""
         return getattr(layer.extra, f"{kind}_branch"), None
 
     def edit_state(self, layer, name, x):
-        """Returns the recorded state of this name."""
+        """Return the recorded state of this name."""
         return getattr(layer.extra, "hidden" if name == "residual" else name)
 
 
@@ -238,5 +232,5 @@ def replay(
         x, sublayers = walk_layer(RecordedTokens(), layer, x)
         return x, measure(layer, sublayers)
 
-    inputs = PreparedInputs(x=trace.hidden[0], context=trace.context)
-    return walk_layers(step, inputs.x, params, inputs, config, extra=trace.layers)[1]
+    prepared = PreparedInputs(x=trace.hidden[0], context=trace.context)
+    return walk_layers(step, prepared.x, params, prepared, config, extra=trace.layers)[1]

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import Leaf, Number
 
 Position = Literal["none", "rotary", "relative_bias", "relative_key"]
@@ -47,7 +47,7 @@ class PositionConfig(struct.Struct, kw_only=True):
     clamp_distance: int = struct.static(0)
 
     def __post_init__(self):
-        struct.check_choices(self, position=POSITIONS)
+        checks.check_choices(self, position=POSITIONS)
 
     def check_rotary(self, qk_width: int) -> None:
         """Check that rotary positions fit the width of queries and keys.
@@ -188,12 +188,17 @@ class RelativeParams(struct.Struct):
 
     The position term is (x_i W_q + b_r)·(r_{i-j} W_r), the segment term
     (x_i W_q + b_s)·segment[different segments].
+
+    Attributes:
+        w_r, b_r: [h, d, k] and [h, k], of the position term.
+        b_s: [h, k], of the segment term.
+        segment: [2, h, k]: same segment, different segment.
     """
 
-    w_r: Leaf  # [h, d, k]
-    b_r: Leaf  # [h, k]
-    b_s: Leaf  # [h, k]
-    segment: Leaf  # [2, h, k]: same segment, different segment
+    w_r: Leaf
+    b_r: Leaf
+    b_s: Leaf
+    segment: Leaf
 
 
 def rotate(x: Float[Array, "h n k"], rotary: tuple[Array, Array]) -> Float[Array, "h n k"]:

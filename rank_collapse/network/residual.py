@@ -57,9 +57,8 @@ class LayerGains(struct.Struct):
     mixing: Leaf | None = None  # `Mixing` with leaves [h]; None for none
     norm: Any = None  # Gains of the norms' outputs; None for none
     window: Leaf | None = None  # how far the layer attends; None where all attend at any distance
-    unnormed: Leaf | None = (
-        None  # Bool, its attention reads tokens without a norm; None where none does
-    )
+    # Bool, its attention reads tokens without a norm; None where none does
+    unnormed: Leaf | None = None
     rotated: Leaf | None = None  # Bool, it has the rotary positions; None where all have them
 
 
@@ -163,7 +162,7 @@ def scale_norm(norm: layers.NormParams | None, gain: Number, width: int) -> laye
     return layers.NormParams(gain=gain * norm.gain, bias=bias)
 
 
-def normalize_tokens(spec: ResidualSpec, x: Float[Array, "n d"]) -> Float[Array, "n d"]:
+def normalise_tokens(spec: ResidualSpec, x: Float[Array, "n d"]) -> Float[Array, "n d"]:
     """Apply the spec's norm to ordinary tokens."""
     return layers.apply_norm(spec.norm, x, spec.norm_kind, spec.eps)
 
@@ -193,7 +192,7 @@ def scale_summands(
         branch_output: The output before N', as a trace keeps it.
     """
     if spec.norms_branch:
-        branch_output = normalize_tokens(spec.at_branch, branch_output)
+        branch_output = normalise_tokens(spec.at_branch, branch_output)
     stream = apply_gain(spec.skip_gain, x) if spec.skip else x
     return stream, apply_gain(spec.branch_gain, branch_output)
 

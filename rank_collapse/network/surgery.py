@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import jax.numpy as jnp
 
-from rank_collapse import struct
+from rank_collapse import checks
 from rank_collapse.network.config import TransformerConfig, check_config
 from rank_collapse.network.layers import GATED, MLPParams
 from rank_collapse.network.parameters import TransformerParams
@@ -72,8 +72,8 @@ def ablate(
     Source: Dong et al. 2021, section 4 and its figures of BERT, ALBERT and XLNet.
     """
     check_config(config)
-    struct.check_choice(f"ablation {name!r}", name, ABLATIONS)
-    struct.check_choice(f"reading {reading!r}", reading, READINGS)
+    checks.check_choice(f"ablation {name!r}", name, ABLATIONS)
+    checks.check_choice(f"reading {reading!r}", reading, READINGS)
     if name == "Transformer":
         return config, params
     if config.mlp == "none" or not (config.attention_skip and config.mlp_skip):

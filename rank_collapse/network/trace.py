@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rank_collapse import struct
+from rank_collapse.annotations import Leaf
 from rank_collapse.network.attention_weights import AttentionContext
 
 
@@ -16,23 +17,33 @@ class LayerTrace(struct.Struct):
     """Arrays that one layer computed; in a Trace, with a leading layer axis.
 
     The sums before a post-norm are λ·input·[skip] + γ·branch and are not stored.
+
+    Attributes:
+        attention: [h, n, n], P_h, or M_h where the config mixes.
+        attention_branch: [n, d], SA(x) before γ.
+        after_attention: [n, d], output of the attention sublayer.
+        hidden: [n, d], output of the layer.
+        cross_attention: [h, n, m], weights of the attention to the memory; None without it.
+        cross_branch, after_cross: [n, d] each, of the attention to the memory; None without it.
+        mlp_branch: [n, d], output of the MLP before γ; None without MLP.
+        kept: {edit point: value there}, with `keep` of `apply`; None without it.
     """
 
-    attention: struct.Leaf  # [h, n, n]  P_h, or M_h where the config mixes
-    attention_branch: struct.Leaf  # [n, d]  SA(x), before γ
-    after_attention: struct.Leaf  # [n, d]  output of the attention sublayer
-    hidden: struct.Leaf  # [n, d]  output of the layer
-    cross_attention: struct.Leaf | None = None  # [h, n, m]
-    cross_branch: struct.Leaf | None = None  # [n, d]
-    after_cross: struct.Leaf | None = None  # [n, d]
-    mlp_branch: struct.Leaf | None = None  # [n, d]
-    kept: dict[str, struct.Leaf] | None = None  # {edit point: value there}, with keep
+    attention: Leaf
+    attention_branch: Leaf
+    after_attention: Leaf
+    hidden: Leaf
+    cross_attention: Leaf | None = None
+    cross_branch: Leaf | None = None
+    after_cross: Leaf | None = None
+    mlp_branch: Leaf | None = None
+    kept: dict[str, Leaf] | None = None
 
 
 if TYPE_CHECKING:
     Layers = LayerTrace
     Context = AttentionContext
-else:  # as of `struct.Leaf`: in `out_axes` of a vmap these are integers
+else:  # as `annotations.Leaf`: in `out_axes` of a vmap these are integers
     Layers = Context = Any
 
 
@@ -49,9 +60,9 @@ class Trace(struct.Struct):
         context: Masks, biases and positions that all layers share.
     """
 
-    hidden: struct.Leaf
+    hidden: Leaf
     layers: Layers
-    output: struct.Leaf
+    output: Leaf
     context: Context
 
     def __repr__(self) -> str:
@@ -85,26 +96,26 @@ class Trace(struct.Struct):
         return jnp.moveaxis(states, 0, self.layer_axis)
 
     @property
-    def cross_attention(self) -> struct.Leaf | None:
+    def cross_attention(self) -> Leaf | None:
         """Weights of the attention to the memory [L, h, n, m], or None."""
         return self.layers.cross_attention
 
     @property
-    def kept(self) -> dict[str, struct.Leaf] | None:
+    def kept(self) -> dict[str, Leaf] | None:
         """{edit point: its values in every layer [L, ...]} of `apply`'s `keep`, or None."""
         return self.layers.kept
 
     @property
-    def attention(self) -> struct.Leaf:
+    def attention(self) -> Leaf:
         """Attention weights [L, h, n, n]."""
         return self.layers.attention
 
     @property
-    def attention_branch(self) -> struct.Leaf:
+    def attention_branch(self) -> Leaf:
         """Attention outputs [L, n, d] before skip and norm."""
         return self.layers.attention_branch
 
     @property
-    def mlp_branch(self) -> struct.Leaf | None:
+    def mlp_branch(self) -> Leaf | None:
         """MLP outputs [L, n, d] before skip and norm, or None."""
         return self.layers.mlp_branch

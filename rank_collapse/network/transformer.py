@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse import struct
+from rank_collapse import checks
 from rank_collapse.annotations import ArrayLike, Key, Leaf, Number
 from rank_collapse.network import attention as attn, edits, layers
 from rank_collapse.network.config import TransformerConfig
@@ -31,7 +31,7 @@ from rank_collapse.network.inputs import batch_size, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import (
     add_to_stream,
-    normalize_tokens,
+    normalise_tokens,
 )
 from rank_collapse.network.trace import LayerTrace, Trace
 from rank_collapse.network.walk import (
@@ -67,7 +67,7 @@ class TokenAlgebra(Algebra):
 
     def apply_norm(self, layer, spec, x):
         """Normalise tokens [n, d]."""
-        return normalize_tokens(spec, x)
+        return normalise_tokens(spec, x)
 
     def add_branch(self, layer, spec, x, branch_output):
         """Add a branch to the tokens of the residual stream, with the gains of both."""
@@ -238,8 +238,8 @@ def apply(
         ValueError: Inputs of the wrong shape or kind; a memory that is missing or unused; a dropout
             rate without a key; an unknown edit point; an edit that changes a shape.
     """
-    struct.check_numbers("[0, 1]", dropout_rate=dropout_rate)
-    struct.refuse_if(
+    checks.check_numbers("[0, 1]", dropout_rate=dropout_rate)
+    checks.refuse_if(
         dropout_key is None and not isinstance(dropout_rate, jax.core.Tracer) and dropout_rate,
         f"dropout_rate={dropout_rate} needs a dropout_key",
     )

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from rank_collapse import struct
+from rank_collapse import checks
 from rank_collapse.annotations import ArrayLike, Key, Leaf, Number
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.attention_config import Mixing
@@ -58,7 +58,7 @@ def _zero_to_one(total):
     return jnp.where(total == 0, 1, total)
 
 
-def with_sink(sink, scores, context):
+def with_sink(sink: Number, scores: Leaf, context: AttentionContext) -> Leaf:
     """Compute exp(S_ij) / (exp(s_h) + Σ_j exp S_ij): a column of score s_h, then dropped.
 
     Args:
@@ -72,7 +72,7 @@ def with_sink(sink, scores, context):
     return jnp.where(allowed, softmax(widened, mask)[..., :-1], 0)
 
 
-def sigmoid(bias, scores, context):
+def sigmoid(bias: Number | None, scores: Leaf, context: AttentionContext) -> Leaf:
     """Compute σ(S + b), b = −ln m for None with m all keys, padding too; rows sum to any value.
 
     Args:
@@ -86,7 +86,7 @@ def sigmoid(bias, scores, context):
     return jnp.where(allowed_keys(scores, context), jax.nn.sigmoid(scores + shift), 0)
 
 
-def retention(decay, scores, context):
+def retention(decay: Number, scores: Leaf, context: AttentionContext) -> Leaf:
     """Compute S ∘ D / max(|Σ_j (S ∘ D)_ij|, 1), D_ij = γ_h^(i−j) / √(Σ_j γ_h^(i−j)).
 
     The divisor has no gradient.
@@ -111,7 +111,7 @@ def retention(decay, scores, context):
     return p / jnp.maximum(size, 1)
 
 
-def linear(q, k, v, context):
+def linear(q: Leaf, k: Leaf, v: Leaf, context: AttentionContext) -> tuple[Leaf, None]:
     """Compute M = φ(q)φ(k)ᵀ over its row sums, φ = elu + 1: a full head, `AttentionConfig.mix`.
 
     Args:
@@ -126,15 +126,21 @@ def linear(q, k, v, context):
 
 
 class Variant(NamedTuple):
-    """An attention variant."""
+    """An attention variant.
 
-    fields: Callable[..., dict[str, object]]  # values → fields of the config that it sets
-    values: Callable[[TransformerConfig], dict[str, object]]  # of `fields`, as authors start them
+    Attributes:
+        fields: Values → the fields of the configuration that the variant sets.
+        values: Configuration → the values at which its authors start.
+        source: The paper.
+        needs: {field: values that the variant supports}, where it does not support all of them.
+        start: Drawn parameters → the parameters at which its authors start.
+    """
+
+    fields: Callable[..., dict[str, object]]
+    values: Callable[[TransformerConfig], dict[str, object]]
     source: str
-    needs: Mapping[str, object] = {}  # {field: values that it supports} where not all are supported
-    start: Callable[[AttentionParams], AttentionParams] = lambda attention: (
-        attention
-    )  # as authors start
+    needs: Mapping[str, object] = {}
+    start: Callable[[AttentionParams], AttentionParams] = lambda attention: attention
 
 
 def _constant_values(**values: object) -> Callable[[TransformerConfig], dict[str, object]]:
@@ -204,13 +210,13 @@ def _find_variant(name):
     """Return the variant of a name.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no variant of this name.
     """
     if name in ("san", "san_mlp", "san_skip", "transformer"):
         raise ValueError(
             f"{name!r} is a network, not a variant of attention: use rc.{name}(depth, ...)"
         )
-    struct.check_choice(f"variant {name!r}", name, VARIANTS)
+    checks.check_choice(f"variant {name!r}", name, VARIANTS)
     return VARIANTS[name]
 
 

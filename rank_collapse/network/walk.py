@@ -143,7 +143,7 @@ def walk_layer(
     for kind in layer.config.kinds:
         spec = specs[kind]
         stream = layer_input if spec.parallel else state
-        branch_input = _normalize_branch_input(algebra, layer, spec, stream)
+        branch_input = _normalise_branch_input(algebra, layer, spec, stream)
         branch_input = algebra.edit_branch_input(layer, kind, branch_input)
         branch_output, aux = algebra.apply_branch(layer, kind, branch_input)
         summand = branch_output
@@ -163,7 +163,7 @@ def walk_layer(
     return algebra.edit_state(layer, "residual", state), sublayers
 
 
-def _normalize_branch_input(algebra, layer, spec, stream):
+def _normalise_branch_input(algebra, layer, spec, stream):
     """Normalise the input of the branch, where the spec asks for it and this layer is not exempt.
 
     Args:
@@ -185,7 +185,7 @@ def walk_layers(
     step: Callable[[Layer, State], tuple[State, Tree]],
     state: State,
     params: TransformerParams,
-    inputs: PreparedInputs,
+    prepared: PreparedInputs,
     config: TransformerConfig,
     *,
     extra: Tree = None,
@@ -195,24 +195,25 @@ def walk_layers(
     Args:
         step: (layer, state) → (state, layer result), such as a call of `walk_layer`.
         state: State before the first layer.
-        params, inputs: Parameters and inputs from `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
+        config: The network.
         extra: `Layer.extra` of all layers, leaves [L, ...].
 
     Returns:
         The state after the last layer, and the layer results [L, ...].
     """
-    gains = layer_gains(config, inputs.x.dtype, params)
+    gains = layer_gains(config, prepared.x.dtype, params)
     indices = jnp.arange(config.depth)
     # Shared parameters are gathered layer by layer, by row, never copied as a stack.
     blocks_or_rows = jnp.asarray(config.layer_map) if config.layer_map else params.layers
 
     def body(state, layer_fields):
-        """Calls `step` on one layer, with its row of the parameters."""
+        """Call `step` on one layer, with its row of the parameters."""
         block, index, layer_gain, layer_extra = layer_fields
         if config.layer_map:
             row = block
             block = jax.tree.map(lambda a: a[row], params.layers)
-        return step(Layer(block, layer_gain, index, config, inputs, layer_extra), state)
+        return step(Layer(block, layer_gain, index, config, prepared, layer_extra), state)
 
     return jax.lax.scan(body, state, (blocks_or_rows, indices, gains, extra), unroll=config.unroll)
 
@@ -221,7 +222,7 @@ def walk_network(
     algebra: Algebra,
     state: State,
     params: TransformerParams,
-    inputs: PreparedInputs,
+    prepared: PreparedInputs,
     config: TransformerConfig,
 ) -> State:
     """Pass a state through all layers and the final norm, without keeping results of the layers.
@@ -229,31 +230,32 @@ def walk_network(
     Args:
         algebra: Rules by which states of this kind pass a layer.
         state: State before the first layer.
-        params, inputs, config: See `walk_layers`.
+        params, prepared, config: See `walk_layers`.
     """
 
     def step(layer, state):
         return walk_layer(algebra, layer, state)[0], None
 
-    state, _ = walk_layers(step, state, params, inputs, config)
-    return apply_final_norm(algebra, state, params, inputs, config)
+    state, _ = walk_layers(step, state, params, prepared, config)
+    return apply_final_norm(algebra, state, params, prepared, config)
 
 
 def apply_final_norm(
     algebra: Algebra,
     state: State,
     params: TransformerParams,
-    inputs: PreparedInputs,
+    prepared: PreparedInputs,
     config: TransformerConfig,
     extra: Tree = None,
 ) -> State:
     """Normalise the state after the last layer, if the network does so.
 
     Args:
+        algebra, params, prepared, config: See `walk_network`.
         state: State after the last layer.
         extra: `Layer.extra` that the algebra's norm reads.
     """
     if not config.final_norm:
         return state
-    layer = Layer(None, None, config.depth, config, inputs, extra)
+    layer = Layer(None, None, config.depth, config, prepared, extra)
     return algebra.apply_norm(layer, final_spec(params, config), state)

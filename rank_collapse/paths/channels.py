@@ -71,7 +71,7 @@ class Channels(struct.Struct):
         slots = jnp.stack(groups, axis=1)  # [a, groups, m, n, d]
 
         def apply_to_length(_, slot):
-            """Applies fn to one length if it exists; other lengths stay 0.
+            """Apply fn to one length if it exists; other lengths stay 0.
 
             Returns:
                 No carry, None, and the channels of the length.
@@ -141,7 +141,7 @@ class ByLength(Algebra):
         return channels.apply_to_all(lambda c, ones: Frozen(ones).apply_norm(layer, spec, c))
 
     def add_branch(self, layer, spec, channels, branch_output):
-        """Adds a branch to each sum of paths."""
+        """Add a branch to each sum of paths."""
 
         def add(c, branch):
             return add_to_stream(spec, c, branch)

@@ -48,19 +48,19 @@ class PathContributions(struct.Struct):
         num_state_axes: Axes of the output: 2 of [n, d]; static.
     """
 
-    by_length: struct.Leaf
-    offset: struct.Leaf
-    from_memory: struct.Leaf | None = None
-    output: struct.Leaf | None = None
+    by_length: Leaf
+    offset: Leaf
+    from_memory: Leaf | None = None
+    output: Leaf | None = None
     count_mlps: bool = struct.static(False)
-    longer: struct.Leaf | None = None
+    longer: Leaf | None = None
     num_state_axes: int = struct.static(2)
 
     def __iter__(self):
         return iter((self.by_length, self.offset))
 
     @property
-    def total(self) -> struct.Leaf:
+    def total(self) -> Leaf:
         """Σ_k C_k + offset: the output, unless a gain of `path_contributions` removed a branch."""
         total = self.by_attention_length.sum(axis=self._length_axis) + self.offset
         return total if self.longer is None else total + self.longer
@@ -71,11 +71,11 @@ class PathContributions(struct.Struct):
         return -1 - self.num_state_axes
 
     @property
-    def by_attention_length(self) -> struct.Leaf:
+    def by_attention_length(self) -> Leaf:
         """[L + 1, n, d], summed over the number of MLPs where these are counted."""
         return self.by_length.sum(axis=self._length_axis) if self.count_mlps else self.by_length
 
-    def up_to(self) -> struct.Leaf:
+    def up_to(self) -> Leaf:
         """Sum the paths of lengths 0 .. k and the offset, for each k: [L + 1, n, d]."""
         sums = jnp.cumsum(self.by_attention_length, axis=self._length_axis)
         return sums + jnp.expand_dims(self.offset, self._length_axis)
@@ -134,7 +134,7 @@ def path_contributions(
         )
     params, prepared = prepare_inputs(params, x, config, covers=ByLength.covers, **inputs)
     if head_gain is not None:
-        head_gain = as_numbers("head_gain", head_gain, prepared.x.dtype)
+        head_gain = as_numbers(head_gain, "head_gain", prepared.x.dtype)
         if head_gain.shape != (config.depth, config.num_heads):
             raise ValueError(
                 f"head_gain has the shape {head_gain.shape}, but must have the shape (depth, "
@@ -193,7 +193,7 @@ class LengthPass(LayerPass):
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Channels
     ) -> tuple[Channels, Tree]:
-        """Passes the sums of paths through the layer, frozen at its values; nothing is measured by
+        """Pass the sums of paths through the layer, frozen at its values; nothing is measured by
         layer."""
         return self.carry_channels(layer, layer_values, carry), None
 

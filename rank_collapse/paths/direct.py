@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse import struct
-from rank_collapse.annotations import AnyArray, ArrayLike, DType
+from rank_collapse.annotations import AnyArray, ArrayLike, DType, Leaf
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
@@ -29,14 +29,14 @@ class DirectContributions(struct.Struct):
         offset: [n, d], biases of attention outputs and of norms.
     """
 
-    start: struct.Leaf
-    heads: struct.Leaf
-    mlps: struct.Leaf | None
-    cross: struct.Leaf | None
-    offset: struct.Leaf
+    start: Leaf
+    heads: Leaf
+    mlps: Leaf | None
+    cross: Leaf | None
+    offset: Leaf
 
     @property
-    def total(self) -> struct.Leaf:
+    def total(self) -> Leaf:
         """The sum of all parts: the output."""
         layers = [p.sum(axis=-3) for p in (self.mlps, self.cross) if p is not None]
         return sum(layers, self.start + self.offset + self.heads.sum(axis=(-4, -3)))

@@ -4,9 +4,9 @@ A path is one integer per layer: 0 .. H−1 a head, H the skip, −1 all heads a
 the number of layers it does not skip. The two meanings of a path, always named:
 
 * *frozen*: attention weights, norm statistics and MLP gates come from the full forward pass; the
-terms of all paths sum to the output (Dong et al. 2021, Theorem 2.1); * *recomputed*: a path is a
-separate network, whose attention is computed from the path's own hidden state (as in the paper's
-experiments).
+  terms of all paths sum to the output (Dong et al. 2021, Theorem 2.1);
+* *recomputed*: a path is a separate network, whose attention is computed from the path's own hidden
+  state (as in the paper's experiments).
 """
 
 import math
@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from rank_collapse.annotations import AnyArray, ArrayLike
-from rank_collapse.struct import check_choice, check_whole
+from rank_collapse.checks import check_choice, check_whole
 
 ALL_HEADS = -1
 

@@ -28,16 +28,14 @@ from rank_collapse.network.walk import Algebra, Layer, walk_layers
 class FrozenLayer(struct.Struct):
     """The constants of one layer's affine map, from the forward pass; None for absent parts."""
 
-    scales: dict[tuple[str, bool], Leaf] | None = (
-        None  # {(kind, whether of the branch's output): 1/σ [n, 1] of that norm}
-    )
+    # {(kind, whether of the branch's output): 1/σ [n, 1] of that norm}
+    scales: dict[tuple[str, bool], Leaf] | None = None
     weights: Leaf | None = None  # [h, n, n]  P_h
     gate: Leaf | None = None  # [n, f]  φ(z)/z, or φ(gate) of a gated MLP
     trace: LayerTrace | None = None  # all that the layer computed
     unedited: dict[str, Leaf] | None = None  # {name: value} of what an edit changes
-    mix_inputs: tuple[Leaf, ...] | None = (
-        None  # (q, k, v) of an attention that computes its full output
-    )
+    # (q, k, v) of an attention that computes its full output
+    mix_inputs: tuple[Leaf, ...] | None = None
     head_gain: Leaf | None = None  # [h], multiplies what each head mixes; None for 1
 
 

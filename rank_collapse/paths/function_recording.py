@@ -1,6 +1,8 @@
 """Recordings of any JAX function with scopes, for `rank-collapse agree`.
 
-rc.record_function(model, x, "b.safetensors", branches={"attention": "att", "mlp": "mlp"})
+Example:
+
+    rc.record_function(model, x, "b.safetensors", branches={"attention": "att", "mlp": "mlp"})
 """
 
 import os
@@ -13,12 +15,12 @@ import numpy as np
 from rank_collapse.agree.other_inputs import OtherInputs
 from rank_collapse.agree.recording import write_recording
 from rank_collapse.annotations import ArrayLike, Tree
+from rank_collapse.checks import refuse
 from rank_collapse.paths.traced.branches import Branches
 from rank_collapse.paths.traced.layers import group_layers
 from rank_collapse.paths.traced.programs import trace
 from rank_collapse.paths.traced.replaying import Replacement
 from rank_collapse.paths.traced.stream import StreamReader
-from rank_collapse.struct import refuse
 
 
 def record_function(

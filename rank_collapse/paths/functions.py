@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from rank_collapse import struct
+from rank_collapse import checks
 from rank_collapse.annotations import ArrayLike, Tree
 from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.contributions import PathContributions
@@ -177,7 +177,7 @@ def _check_state(x):
             f"x is {type(x).__name__}, not one array; pass the array from which paths start, and "
             "fix the other arguments of fn, as in lambda h: fn(h, others)"
         )
-    x = _to_array("x", x)
+    x = _to_array(x, "x")
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
             f"x is {x.dtype}, but must be real floats; for token ids, pass their embeddings as x, "
@@ -186,7 +186,7 @@ def _check_state(x):
     return x
 
 
-def _to_array(name, value):
+def _to_array(value, name):
     """Return a value as an array.
 
     Raises:
@@ -204,7 +204,7 @@ def _check_direction(direction, x):
     Raises:
         ValueError: A direction of another shape.
     """
-    direction = _to_array("direction", direction)
+    direction = _to_array(direction, "direction")
     if direction.shape != x.shape or not jnp.issubdtype(direction.dtype, jnp.floating):
         raise ValueError(
             f"direction is {direction.dtype}{list(direction.shape)}, but must be floats of the "
@@ -229,7 +229,7 @@ def _check_longest(longest, kinds):
     limits = tuple(by_kind.get(kind) for kind in kinds)
     for limit in limits:
         if limit is not None:
-            struct.check_whole("longest", limit, 0)
+            checks.check_whole("longest", limit, 0)
     return limits
 
 

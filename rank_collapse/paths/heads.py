@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse.annotations import ArrayLike
+from rank_collapse.checks import check_whole
 from rank_collapse.network import edits
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING
@@ -20,7 +21,6 @@ from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import apply_final_norm, walk_layer, walk_layers
 from rank_collapse.paths.frozen import Frozen, freeze
-from rank_collapse.struct import check_whole
 
 
 @full_precision

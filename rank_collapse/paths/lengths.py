@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rank_collapse import struct
+from rank_collapse import checks
 from rank_collapse.annotations import AnyArray, ArrayLike
 from rank_collapse.measures.arrays import (
     as_array,
@@ -70,12 +70,12 @@ def branch_shares(
     kinds = (("trace", trace, Trace), ("params", params, TransformerParams))
     kinds += (("config", config, TransformerConfig),)
     for name, value, kind in kinds:
-        struct.refuse_if(
+        checks.refuse_if(
             not isinstance(value, kind),
             f"{name} is a {type(value).__name__}, not a {kind.__name__}: "
             "branch_shares(trace, params, config)",
         )
-    struct.refuse_if(
+    checks.refuse_if(
         len(trace.attention) != config.depth,
         f"trace has {format_count(len(trace.attention), 'layer')}, but config has "
         f"depth={config.depth}",

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rank_collapse import struct
+from rank_collapse import checks
 from rank_collapse.annotations import ArrayLike, Key, Leaf, Number
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
@@ -25,10 +25,15 @@ from rank_collapse.paths.steps import COVERS, SEMANTICS, Semantics, make_steps
 
 
 class Classifier(NamedTuple):
-    """Linear classifier of every token: logits = x w + b. Any pair (w, b) serves."""
+    """Linear classifier of every token: logits = x w + b. Any pair (w, b) serves.
 
-    w: Leaf  # [d, c]
-    b: Leaf  # [c]
+    Attributes:
+        w: [d, c].
+        b: [c].
+    """
+
+    w: Leaf
+    b: Leaf
 
 
 def sample_path(key: Key, length: Number, depth: int, num_heads: int) -> Int[Array, "l"]:
@@ -46,7 +51,7 @@ def sample_path(key: Key, length: Number, depth: int, num_heads: int) -> Int[Arr
         ValueError: A length outside 0..L (more skips than layers).
     """
     check_lengths(length, depth)
-    struct.check_whole("num_heads", num_heads, 1)
+    checks.check_whole("num_heads", num_heads, 1)
     key_layers, key_heads = jax.random.split(key)
     rank = jax.random.permutation(key_layers, depth)
     heads = jax.random.randint(key_heads, (depth,), 0, num_heads)
@@ -72,10 +77,10 @@ def sample_path_sets(
     check_lengths(lengths, depth)
     counts = {"num_repeats": num_repeats, "num_paths": num_paths, "num_heads": num_heads}
     for name, count in counts.items():
-        struct.check_whole(name, count, 1)
+        checks.check_whole(name, count, 1)
 
     def draw(length, repeat, member):
-        """Draws one path, from a key that no other path has."""
+        """Draw one path, from a key that no other path has."""
         path_key = key
         for index in (length, repeat, member):
             path_key = jax.random.fold_in(path_key, index)
@@ -148,11 +153,11 @@ def path_set_states(
         ValueError: In the same cases as `path_state`.
     """
     paths = jnp.asarray(check_paths(paths, config.depth, config.num_heads))
-    struct.refuse_if(
+    checks.refuse_if(
         paths.ndim < 2 or not paths.shape[-2],
         f"paths of shape {paths.shape} are not sets [..., p, L]",
     )
-    struct.check_choice(f"semantics={semantics!r}", semantics, SEMANTICS)
+    checks.check_choice(f"semantics={semantics!r}", semantics, SEMANTICS)
     params, prepared = prepare_inputs(params, x, config, covers=COVERS[semantics], **inputs)
     return _sum_paths(params, prepared, config, paths, semantics, no_sub_path, keep)
 
@@ -181,7 +186,7 @@ def _sum_paths(params, prepared, config, paths, semantics, no_sub_path, keep):
         members = jnp.where(keep[order], members, flat.shape[0])
 
     def visit(carry, numbered_path):
-        """Computes the states of one path from `first_new` on, and adds the last to its set.
+        """Compute the states of one path from `first_new` on, and add the last to its set.
 
         Returns:
             ((states of the path, sums of the sets), no result of the path: None).
@@ -225,17 +230,17 @@ def classify_states(
     classifier: tuple[ArrayLike, ArrayLike],
     state: Float[Array, "*s n d"],
     *,
-    normalize: bool = True,
+    normalise: bool = True,
 ) -> Float[Array, "*s n c"]:
     """Compute logits of summed path states: LayerNorm without gain and bias, then the classifier.
 
     Args:
         classifier: (w [d, c], b [c]).
         state: Hidden states, or sums of path states.
-        normalize: False for the full model, which has normalised its output.
+        normalise: False for the full model, which has normalised its output.
     """
     w, b = classifier
-    if normalize:
+    if normalise:
         flat = layers.apply_norm(None, state.reshape(-1, state.shape[-1]))
         state = flat.reshape(state.shape)
     return state @ w + b.reshape((1,) * (state.ndim - 1) + b.shape)
@@ -244,22 +249,22 @@ def classify_states(
 @full_precision
 def path_set_logits(
     params: TransformerParams,
-    classifier: tuple[ArrayLike, ArrayLike],
-    inputs: ArrayLike,
+    x: ArrayLike,
     config: TransformerConfig,
     paths: ArrayLike,
+    classifier: tuple[ArrayLike, ArrayLike],
     **options: object,
 ) -> Float[Array, "*sets n c"]:
     """Compute the logits of each set of paths for one example, as in the paper's experiments.
 
     Embedding, sum of the states over the set's paths, LayerNorm without gain and bias,
-    classifier. Pure in all arguments: vmap `params` and `classifier` over seeds, `inputs` and the
-    mask over examples, or `jax.lax.map` them with a `batch_size` that bounds the memory.
+    classifier. Pure in all arguments: vmap `params` and `classifier` over seeds, `x` and the mask
+    over examples, or `jax.lax.map` them with a `batch_size` that bounds the memory.
 
     Args:
-        params, inputs, config, paths: See `path_set_states`, the embedding included.
+        params, x, config, paths: See `path_set_states`, the embedding included.
         classifier: (w [d, c], b [c]).
         **options: semantics, no_sub_path, keep, mask, bias, segments, positions; see
             `path_set_states`.
     """
-    return classify_states(classifier, path_set_states(params, inputs, config, paths, **options))
+    return classify_states(classifier, path_set_states(params, x, config, paths, **options))

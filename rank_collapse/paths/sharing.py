@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.annotations import ArrayLike, Tree
+from rank_collapse.checks import check_whole, refuse_if
 from rank_collapse.network.precision import full_precision
-from rank_collapse.struct import check_whole, refuse_if
 
 MAX_PARTS = 20  # 2^20 coalitions
 

@@ -55,13 +55,13 @@ def make_steps(
     """
     gains = layer_gains(config, prepared.x.dtype, params)
     if semantics == "frozen":
-        return _make_frozen_steps(params, config, gains, prepared)
+        return _make_frozen_steps(params, prepared, config, gains)
 
     def step(state, layer, choice):
-        """Passes a path's state [n, d] through a layer by the head, or skip, that the path
+        """Pass a path's state [n, d] through a layer by the head, or skip, that the path
         chooses."""
         return recomputed_step(
-            params, state, config, gains, prepared, layer, choice, no_sub_path=no_sub_path
+            params, prepared, config, gains, state, layer, choice, no_sub_path=no_sub_path
         )
 
     return step, lambda state: state
@@ -69,10 +69,10 @@ def make_steps(
 
 def recomputed_step(
     params: TransformerParams,
-    x: Float[Array, "n d"],
+    prepared: PreparedInputs,
     config: TransformerConfig,
     gains: LayerGains,
-    prepared: PreparedInputs,
+    x: Float[Array, "n d"],
     layer: Number,
     choice: ArrayLike,
     *,
@@ -86,10 +86,10 @@ def recomputed_step(
     sublayer, if there is one. A skip leaves out the whole layer, including the MLP.
 
     Args:
-        params, config: The network.
-        x: The path's state before this layer.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
+        config: The network.
         gains: Gains of all layers.
-        prepared: Inputs from `prepare_inputs`.
+        x: The path's state before this layer.
         layer: Index of the layer; may be traced.
         choice: 0..H−1 a head, H skip, −1 all heads; may be traced.
         no_sub_path: Leave the layer's input out of the attention sublayer's sum.
@@ -104,7 +104,7 @@ def recomputed_step(
         config = config.replace(attention_skip=False)
 
     def run_layer(attention, context, gains):
-        """Computes the layer with the attention parameters of one head."""
+        """Compute the layer with the attention parameters of one head."""
         block = jax.tree.map(lambda a: a[row], params.layers.replace(attention=None))
         block = block.replace(attention=attention)
         if no_sub_path and config.norm_placement in ("post", "both"):
@@ -131,7 +131,7 @@ class OnePath(Frozen):
         self.choice = choice
 
     def apply_attention(self, layer, branch_input):
-        """Applies the chosen head of the layer, or all heads for `ALL_HEADS`."""
+        """Apply the chosen head of the layer, or all heads for `ALL_HEADS`."""
         heads = jnp.arange(layer.config.num_heads)
         is_on_path = (heads == self.choice) | (self.choice == ALL_HEADS)
         extra = layer.extra.replace(head_gain=is_on_path.astype(branch_input.dtype))
@@ -155,11 +155,11 @@ class OnePath(Frozen):
         return _choice_kind(self.choice, layer.config) == 2
 
 
-def _make_frozen_steps(params, config, gains, prepared):
+def _make_frozen_steps(params, prepared, config, gains):
     """Make `make_steps` of frozen paths, with the constants of one forward pass.
 
     Args:
-        params, config, prepared: See `make_steps`.
+        params, prepared, config: See `make_steps`.
         gains: Gains of all layers.
 
     Returns:
@@ -169,7 +169,7 @@ def _make_frozen_steps(params, config, gains, prepared):
     constants, final_constants = freeze(params, prepared, config)
 
     def step(state, l, choice):
-        """Passes a path's state [n, d] through layer l, whose weights and norms are frozen, by the
+        """Pass a path's state [n, d] through layer l, whose weights and norms are frozen, by the
         head, or skip, that the path chooses."""
         layer_gain, extra = jax.tree.map(lambda a: a[l], (gains, constants))
         layer = Layer(layer_params(params, config, l), layer_gain, l, config, prepared, extra)

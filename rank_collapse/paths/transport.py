@@ -19,7 +19,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from rank_collapse import struct
+from rank_collapse import checks
 from rank_collapse.annotations import AnyArray, ArrayLike, Leaf, Tree
 from rank_collapse.measures.residuals import effective_rank
 from rank_collapse.network.config import TransformerConfig
@@ -86,7 +86,7 @@ def transport(
     branches: str | Mapping[str, str],
     states: str = "residual",
     sources: int | Sequence[int] | None = None,
-    skip: int = 16,
+    first_position: int = 16,
     longest: int | None = None,
     freeze: bool = False,
 ) -> Transport:
@@ -104,9 +104,9 @@ def transport(
         branches, longest, freeze: See `function_contributions`, of one kind of branch.
         states: The name of the states: a regular expression.
         sources: Positions to which the direction is added, one at a time; the result is the mean
-            over them. None for all positions from `skip` on.
-        skip: Number of positions at the start whose outputs are left out; also used together with
-            `sources`.
+            over them. None for all positions from `first_position` on.
+        first_position: First position whose output counts; outputs before it are left out, also
+            with `sources`.
 
     Returns:
         `Transport`.
@@ -122,12 +122,13 @@ def transport(
             f"branches={branches!r} is a dict, but transport counts one kind of branch; pass its "
             "pattern as a string"
         )
-    layer, skip = struct.check_whole("layer", layer, 0), struct.check_whole("skip", skip, 0)
+    layer = checks.check_whole("layer", layer, 0)
+    first_position = checks.check_whole("first_position", first_position, 0)
     direction = jnp.asarray(direction)
     num_sources = []
 
     def place(state):
-        moved, count = _place(direction.astype(state.dtype), state, sources, skip)
+        moved, count = _place(direction.astype(state.dtype), state, sources, first_position)
         num_sources.append(count)
         return moved
 
@@ -138,7 +139,7 @@ def transport(
         raise ValueError(
             f"fn returns the shape {list(by_position.shape[1:])}, but must return states [n, d]"
         )
-    counted = jnp.arange(by_position.shape[1]) >= skip
+    counted = jnp.arange(by_position.shape[1]) >= first_position
     by_length = jnp.sum(by_position * counted[None, :, None], axis=1) / num_sources[0]
     total = by_length.sum(0)
     if contributions.longer is not None:
@@ -146,14 +147,14 @@ def transport(
     return Transport(by_length, by_position, total, contributions.longer)
 
 
-def _place(direction, state, sources, skip):
+def _place(direction, state, sources, first_position):
     """Return the direction at its sources.
 
     Args:
         direction: One direction [d] for all sources, or the direction of each position [n, d].
         state: The state [n, d].
-        sources: Positions that the direction starts from; None for all from `skip` on.
-        skip: Number of first positions that are left out.
+        sources: Positions that the direction starts from; None for all from `first_position` on.
+        first_position: First position whose output counts.
 
     Returns:
         (direction [n, d], number of sources). A direction [d] stands at every source, with 0 at
@@ -172,11 +173,14 @@ def _place(direction, state, sources, skip):
             f"{list(state.shape[1:])} or {list(state.shape)}"
         )
     n = state.shape[0]
-    if skip >= n:
-        raise ValueError(f"skip={skip} leaves out all {n} positions, but must be below {n}")
+    if first_position >= n:
+        raise ValueError(
+            f"first_position={first_position} leaves out all {n} positions, but must be below {n}"
+        )
     if direction.ndim == 2:
         return direction, 1
-    sources = np.arange(skip, n) if sources is None else np.atleast_1d(np.asarray(sources))
+    sources = np.arange(first_position, n) if sources is None else np.asarray(sources)
+    sources = np.atleast_1d(sources)
     if (
         not sources.size
         or sources.dtype.kind not in "iu"
@@ -194,8 +198,8 @@ def transport_ranks(
     *,
     layer: int,
     source: int,
-    states: str = "residual",
     branches: str,
+    states: str = "residual",
     longest: int | None = None,
     freeze: bool = False,
     distances: Sequence[int] | None = None,
@@ -205,7 +209,7 @@ def transport_ranks(
     It runs the derivative along all d unit vectors of the source's state, `UNITS` at a time.
 
     Args:
-        fn, x, layer, states, branches, freeze, longest: See `transport`; longest=0 is the cheapest
+        fn, x, layer, branches, states, longest, freeze: See `transport`; longest=0 is the cheapest
             if only the rank of all lengths together is needed.
         source: s.
         distances: m; None for all from 0 to the last position.
@@ -218,7 +222,7 @@ def transport_ranks(
     """
     shape = jax.eval_shape(fn, jnp.asarray(x))
     n, d = shape.shape
-    source = struct.check_whole("source", source, 0, n - 1)
+    source = checks.check_whole("source", source, 0, n - 1)
     distances = np.arange(n - source) if distances is None else np.asarray(distances)
     if distances.min() < 0 or source + distances.max() >= n:
         raise ValueError(
@@ -227,7 +231,7 @@ def transport_ranks(
         )
 
     def run(unit):
-        """Computes the derivative along one unit vector of the source's state, [k + 1, m, d]: by
+        """Compute the derivative along one unit vector of the source's state, [k + 1, m, d]: by
         path length, and of all lengths together."""
         moved = transport(
             fn,
@@ -237,7 +241,7 @@ def transport_ranks(
             branches=branches,
             states=states,
             sources=source,
-            skip=0,
+            first_position=0,
             longest=longest,
             freeze=freeze,
         )

@@ -98,7 +98,7 @@ class Truncated(ByLength):
         return output.replace(start=jnp.where(self.length_exists, output.start, 0)), None
 
     def apply_mlp(self, layer, branch_input):
-        """Applies the MLP with the gate that the sum of the kept paths gives."""
+        """Apply the MLP with the gate that the sum of the kept paths gives."""
         gate = mlp_gate(layer.params.mlp, sum_channels(branch_input), layer.config)
         return super().apply_mlp(layer.replace(extra=FrozenLayer(gate=gate)), branch_input)
 
@@ -135,11 +135,11 @@ class TruncatedPass(LayerPass):
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues | None, carry: Channels
     ) -> tuple[Channels, None]:
-        """Passes the sums of short paths through the layer; nothing is measured by layer."""
+        """Pass the sums of short paths through the layer; nothing is measured by layer."""
         return walk_layer(self._algebra, layer, carry)[0], None
 
     def build_result(self, walk_result: WalkResult) -> Tree:
-        """Returns the output: the final norm of all sums of paths, added up."""
+        """Return the output: the final norm of all sums of paths, added up."""
         channels = apply_final_norm(
             self._algebra,
             walk_result.carry,

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.extras import import_package
 from rank_collapse.pretrained.entries import Settings
 from rank_collapse.pretrained.published import suggest_names
 from rank_collapse.printed import format_one_line, quote_value
-from rank_collapse.struct import refuse_if
 from rank_collapse.text.text_files import read_json
 
 _DTYPES = {
@@ -40,7 +40,7 @@ _CONVERT = (
 )
 
 
-class Stored(NamedTuple):
+class FileTensor(NamedTuple):
     """A tensor in a file or in a model."""
 
     path: Path
@@ -54,15 +54,15 @@ class Tensors:
 
     Args:
         folder, file: Folder and file of the tensors, for messages.
-        entries: {name: `Stored`}.
+        entries: {name: `FileTensor`}.
     """
 
-    def __init__(self, folder: Path, file: str, entries: dict[str, Stored]):
+    def __init__(self, folder: Path, file: str, entries: dict[str, FileTensor]):
         self.folder, self.file, self.entries = folder, file, entries
 
     @property
     def names(self) -> list[str]:
-        """Returns the names of all tensors."""
+        """Return the names of all tensors."""
         return list(self.entries)
 
     def read(self, name: str, rows: object = ..., *, finite: bool = True) -> np.ndarray:
@@ -83,7 +83,7 @@ class Tensors:
         return array
 
 
-def list_tensors(path: Path) -> dict[str, Stored]:
+def list_tensors(path: Path) -> dict[str, FileTensor]:
     """List the tensors of one file by name; no pickled code is executed.
 
     Raises:
@@ -110,7 +110,7 @@ def _read_unchanged(path, opened, read, rows):
     Args:
         path: Path of the file.
         opened: Result of `os.stat` when the file was opened.
-        read, rows: See `Stored`.
+        read, rows: See `FileTensor`.
 
     Raises:
         ValueError: The file is cut short, or has changed.
@@ -139,7 +139,7 @@ def _read_safetensors(path):
             quantised = ", of a quantised checkpoint" if kind.startswith(("F8", "F6", "F4")) else ""
             fault = f"tensor {quote_value(name)} has the unsupported dtype {kind}"
             raise ValueError(f"{path}: {fault}{quantised}")
-        tensors[name] = Stored(
+        tensors[name] = FileTensor(
             path, np.dtype(_DTYPES[kind]), tuple(part.get_shape()), part.__getitem__
         )
     return tensors
@@ -170,7 +170,7 @@ def _torch_file(path):
     return {k: v for k, v in content.items() if isinstance(k, str) and torch.is_tensor(v)}
 
 
-def wrap_torch_tensors(path: Path, tensors: Mapping[str, object]) -> dict[str, Stored]:
+def wrap_torch_tensors(path: Path, tensors: Mapping[str, object]) -> dict[str, FileTensor]:
     """List tensors of torch by name.
 
     Args:
@@ -185,17 +185,17 @@ def wrap_torch_tensors(path: Path, tensors: Mapping[str, object]) -> dict[str, S
 
 
 def _wrap_tensor(path, name, tensor):
-    """Return a torch tensor as `Stored`; raise a ValueError if its values cannot be read."""
+    """Return a torch tensor as `FileTensor`; raise a ValueError if its values cannot be read."""
     fault = _find_fault(tensor)
     if fault:
         raise ValueError(f"{path}: tensor {quote_value(name)} is {fault}, which is not supported")
-    return Stored(
-        path, numpy_dtype(tensor), tuple(tensor.shape), lambda rows: as_array(tensor[rows])
+    return FileTensor(
+        path, numpy_dtype(tensor), tuple(tensor.shape), lambda rows: convert_tensor(tensor[rows])
     )
 
 
 def _find_fault(tensor):
-    """Returns why the values of a torch tensor are not an array in memory; "" where they are."""
+    """Return why the values of a torch tensor are not an array in memory; "" where they are."""
     kind, layout = str(tensor.dtype).removeprefix("torch."), str(tensor.layout)
     if getattr(tensor, "is_nested", False):
         return "nested"
@@ -209,7 +209,7 @@ def _find_fault(tensor):
 
 
 def numpy_dtype(tensor: object) -> np.dtype:
-    """Returns the NumPy dtype of a tensor."""
+    """Return the NumPy dtype of a tensor."""
     kind = str(tensor.dtype).removeprefix("torch.")
     if kind == "bfloat16":
         return np.dtype(ml_dtypes.bfloat16)
@@ -220,7 +220,7 @@ def numpy_dtype(tensor: object) -> np.dtype:
     return np.dtype(kind)
 
 
-def as_array(tensor: object) -> np.ndarray:
+def convert_tensor(tensor: object) -> np.ndarray:
     """Convert a tensor to NumPy, on the CPU in the same memory."""
     refuse_if(tensor.device.type == "meta", "a tensor is on the device 'meta', without values")
     tensor, dtype = tensor.detach().cpu(), numpy_dtype(tensor)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.printed import quote_value
-from rank_collapse.struct import refuse_if
 
 Settings = dict[str, Any]
 
@@ -49,7 +49,7 @@ def count_entry(default: int | None = None, most: int | None = None) -> Entry:
 
 
 def check_entry(name: str, value: object, entry: Entry) -> None:
-    """Raises an error for a value of another type, or beyond the limits of its entry.
+    """Raise an error for a value of another type, or beyond the limits of its entry.
 
     Args:
         name: Name of the entry, for the message.
@@ -68,7 +68,7 @@ def check_entry(name: str, value: object, entry: Entry) -> None:
 
 
 def check_allowed(settings: Mapping[str, object], name: str, allowed: tuple[object, ...]) -> None:
-    """Raises an error for values of an entry that the network has no field for.
+    """Raise an error for values of an entry that the network has no field for.
 
     Args:
         settings: Settings of the model.
@@ -156,7 +156,7 @@ def rotary_fields(
 
 
 def local_theta(settings: Mapping[str, object], theta: float) -> float:
-    """Returns the base of the rotary positions of layers with a window, which are never scaled.
+    """Return the base of the rotary positions of layers with a window, which are never scaled.
 
     Args:
         settings: Settings of the model.
@@ -203,7 +203,7 @@ def _yarn_fields(entry, number, powers, theta, original, positions):
         size = attention_scale()
 
     def rotation_pair(turns):
-        """Returns the pair that turns that many times within the original positions."""
+        """Return the pair that turns that many times within the original positions."""
         return width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = rotation_pair(number("beta_fast", 32.0)), rotation_pair(number("beta_slow", 1.0))
@@ -237,7 +237,7 @@ def _longrope_fields(entry, number, powers, original, positions):
 
 
 def _positive_number(entry, name, default=None):
-    """Returns a number of an entry on rotary positions, which must be positive.
+    """Return a number of an entry on rotary positions, which must be positive.
 
     Args:
         entry: Entry from `rotary_entry`.
@@ -255,7 +255,7 @@ def _as_floats(values):
 
 
 def num_positions(entry: Mapping[str, object], settings: Mapping[str, object]) -> int:
-    """Returns the number of positions for which the model is made; more if the scaling extends it.
+    """Return the number of positions for which the model is made; more if the scaling extends it.
 
     Args:
         entry: Entry from `rotary_entry`.

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.network.config import DEFAULTS, TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.parameters import TransformerParams
@@ -25,8 +26,8 @@ from rank_collapse.pretrained.entries import (
     rotary_fields as rotary_fields,
 )
 from rank_collapse.pretrained.mapping import (
-    Leaf as Leaf,
     Map as Map,
+    NamedTensor as NamedTensor,
     Names as Names,
     Reader,
     take_tensor as take_tensor,
@@ -37,7 +38,6 @@ from rank_collapse.pretrained.random_weights import (
 )
 from rank_collapse.pretrained.weights import Unembedding, Weights as Weights
 from rank_collapse.printed import quote_value
-from rank_collapse.struct import refuse_if
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -143,7 +143,7 @@ class Family:
 
     @functools.cached_property
     def schema(self) -> dict[str, Entry]:
-        """Returns the entries; those that count layers, heads or features are at least 1."""
+        """Return the entries; those that count layers, heads or features are at least 1."""
         schema = {name: as_entry(entry) for name, entry in self.entries.items()}
         for field in ("num_heads", "d_model"):
             schema[self.reads[field]] = schema[self.reads[field]]._replace(least=1)
@@ -269,7 +269,7 @@ class Family:
         return Unembedding(table, bias, settings.get("final_logit_softcapping") or None, scale)
 
     def tensor_law(self, name: str, settings: Settings) -> Draw:
-        """Returns how a tensor is drawn at initialisation.
+        """Return how a tensor is drawn at initialisation.
 
         Args:
             name: Name of the tensor.
@@ -294,7 +294,7 @@ class Family:
         return activation_name(settings[name])
 
     def _count_key_groups(self, settings):
-        """Returns the number of groups of heads that share keys and values."""
+        """Return the number of groups of heads that share keys and values."""
         heads = settings[self.reads["num_heads"]]
         groups = settings.get("num_key_value_heads") or heads
         refuse_if(
@@ -319,7 +319,7 @@ class Family:
 
 
 def activation_name(name: str) -> str:
-    """Returns our name of an activation; one that is not known is an error."""
+    """Return our name of an activation; one that is not known is an error."""
     refuse_if(
         name not in ACTIVATIONS,
         f"activation {quote_value(name)} is not one of {tuple(ACTIVATIONS)}",

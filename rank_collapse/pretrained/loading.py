@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse.annotations import DType, Key
+from rank_collapse.checks import refuse_if
 from rank_collapse.extras import import_package
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
@@ -27,7 +28,6 @@ from rank_collapse.pretrained.published import PUBLISHED, RANDOM, is_random_name
 from rank_collapse.pretrained.random_weights import RandomWeights
 from rank_collapse.pretrained.weights import CheckpointWeights
 from rank_collapse.printed import format_one_line
-from rank_collapse.struct import refuse_if
 
 # Models of images and text, of which the language model is read.
 TEXT_PARTS = {"gemma3": "gemma3_text"}
@@ -37,9 +37,9 @@ def settings_of(source: object, part: str | None = None) -> Settings:
     """Read the entries of a config.json, completed by the family's defaults.
 
     Args:
-        source: A checkpoint folder; "hf:" and a name on the hub, see `hub`; "random:" and the name
-            of one of `PUBLISHED`, of a folder or of a model on the hub, whose architecture then
-            gets random weights; or a dictionary with the entries of a config.json, including
+        source: A checkpoint folder; "hf:" and a name on the hub, see `hub_folder`; "random:" and
+            the name of one of `PUBLISHED`, of a folder or of a model on the hub, whose architecture
+            then gets random weights; or a dictionary with the entries of a config.json, including
             `model_type`.
         part: "encoder" or "decoder" of a model that has both (T5); its encoder by default.
 
@@ -73,7 +73,7 @@ def settings_of(source: object, part: str | None = None) -> Settings:
 
 
 def config_of(source: object, part: str | None = None) -> TransformerConfig:
-    """Returns the network that a folder, a published name or a config dictionary describes.
+    """Return the network that a folder, a published name or a config dictionary describes.
 
     Args:
         source, part: See `settings_of`.
@@ -154,7 +154,7 @@ def random_like(
 
 
 def _read_checkpoint(folder, part, dtype, *, lazy):
-    """Returns (weights, family, settings) of a folder, a name on the hub or a model in memory.
+    """Return (weights, family, settings) of a folder, a name on the hub or a model in memory.
 
     Args:
         folder, part, dtype: See `load`.
@@ -179,7 +179,7 @@ def _read_checkpoint(folder, part, dtype, *, lazy):
 
 
 def _draw_random(source, key, part, dtype, *, lazy):
-    """Returns (weights, family, settings) of an architecture at its own initialisation.
+    """Return (weights, family, settings) of an architecture at its own initialisation.
 
     Args:
         source, key, part, dtype: See `random_like`.

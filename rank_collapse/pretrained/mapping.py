@@ -27,7 +27,7 @@ from rank_collapse.network.residual import LearnedGains
 from rank_collapse.pretrained.weights import Weights
 
 
-class Leaf(NamedTuple):
+class NamedTensor(NamedTuple):
     """One array of the parameters: its tensor's whole name (None: zeros), and its axes."""
 
     name: str | None
@@ -48,7 +48,7 @@ class Names(NamedTuple):
 
     stem: str  # What stands before the names of a layer, with {} for its number
     # {place in `BlockParams` or in `TransformerParams`: name of a map or of a norm without
-    # ".weight", a `Map`, a `Leaf`, or a function of (weights, stem, config)}
+    # ".weight", a `Map`, a `NamedTensor`, or a function of (weights, stem, config)}
     layer: Mapping[str, object]
     outside: Mapping[str, object]
 
@@ -100,7 +100,7 @@ def take_tensor(weights: Weights, name: str, axes: str, sizes: Mapping[str, int]
     Args:
         weights: The model's tensors.
         name: Name of the tensor.
-        axes: See `Leaf`.
+        axes: See `NamedTensor`.
         sizes: Sizes of each axis but those that are written as numbers.
     """
 
@@ -111,7 +111,7 @@ def take_tensor(weights: Weights, name: str, axes: str, sizes: Mapping[str, int]
         return [math.prod(map(axis_size, group)) for group in groups]
 
     def list_axes(groups):
-        """Lists the axes of all groups, without those of length 1."""
+        """List the axes of all groups, without those of length 1."""
         return [axis for axis in itertools.chain.from_iterable(groups) if axis != "1"]
 
     file_groups, network_groups = _parse_axes(axes)
@@ -212,12 +212,12 @@ class Reader:
         return self.weights.to_device(fields | {"embedding": embedding})
 
     def _read_arrays(self, place, entry, stem):
-        """Yields (path in the parameters, array) of one line of a table.
+        """Yield (path in the parameters, array) of one line of a table.
 
         The entry is of one of four kinds:
 
         - A function of (weights, stem, config), which returns the array at `place`.
-        - A `Leaf`: the array at `place`.
+        - A `NamedTensor`: the array at `place`.
         - A name: the map or norm whose tensors are name.weight and name.bias, with axes of `_MAPS`.
         - A `Map`: the same with other axes, or several maps in one tensor.
 
@@ -232,7 +232,7 @@ class Reader:
         if callable(entry):
             yield place, entry(self.weights, stem, self.config)
             return
-        if isinstance(entry, Leaf):
+        if isinstance(entry, NamedTensor):
             name = None if entry.name is None else stem + entry.name
             yield place, self._take_array(name, entry.axes, is_norm)
             return
@@ -264,7 +264,7 @@ class Reader:
         return array[..., np.r_[0:width:2, 1:width:2, width:total]]
 
     def _take_array(self, name, axes, norm):
-        """Returns a tensor of the checkpoint with these axes; zeros where it has no name."""
+        """Return a tensor of the checkpoint with these axes; zeros where it has no name."""
         if name is None:
             return np.zeros([self._axis_sizes[a] for a in axes.split()], self.weights.dtype)
         array = take_tensor(self.weights, name, axes, self._axis_sizes)

@@ -25,18 +25,25 @@ from rank_collapse.pretrained.weights import Stored, Table, Unembedding, Weights
 
 
 class MaskedHead(struct.Struct):
-    """Logits N(φ(Y W + b)) Eᵀ + c of the output Y [n, d], E the table of the tokens [vocab, e]."""
+    """Logits N(φ(Y W + b)) Eᵀ + c of the output Y [n, d], E the table of the tokens [vocab, e].
 
-    weight: Leaf  # W [d, e]
-    bias: Leaf  # b [e]
-    norm: NormParams  # N, each [e]
-    unembedding: Unembedding  # E, a `Table`, and c
-    activation: str = struct.static("gelu")  # φ
-    eps: float = struct.static(1e-12)  # Of N
+    Attributes:
+        weight, bias: W [d, e] and b [e].
+        norm: N, each [e].
+        unembedding: E, a `Table`, and c.
+        activation, eps: φ, and the eps of N.
+    """
+
+    weight: Leaf
+    bias: Leaf
+    norm: NormParams
+    unembedding: Unembedding
+    activation: str = struct.static("gelu")
+    eps: float = struct.static(1e-12)
 
     @full_precision
     def read(self, states: Float[AnyArray, "*b n d"]) -> Float[Array, "*b n e"]:
-        """Compute N(φ(Y W + b)) of outputs: what `next_token.token_losses` applies the table to.
+        """Compute N(φ(Y W + b)) of outputs: what `predictions.token_losses` applies the table to.
 
         Args:
             states: Y [..., n, d], after the final norm.
@@ -98,7 +105,7 @@ class OpenCheckpoint:
     """
 
     def __init__(self, weights: Weights, family: Family, settings: Settings):
-        """Reads the weights outside of the layers."""
+        """Read the weights outside of the layers."""
         self.weights, self.family, self.settings = weights, family, settings
         self.config: TransformerConfig = family.make_config(settings)
         params = family.read_params(weights, settings, self.config)
@@ -107,12 +114,12 @@ class OpenCheckpoint:
 
     @property
     def has_random_weights(self) -> bool:
-        """Returns whether its weights are drawn, and none are trained."""
+        """Return whether its weights are drawn, and none are trained."""
         return self.weights.is_random
 
     @property
     def is_causal_lm(self) -> bool:
-        """Returns whether it is a causal language model, with a head for the next token."""
+        """Return whether it is a causal language model, with a head for the next token."""
         return self.unembedding is not None
 
     @property
@@ -122,7 +129,7 @@ class OpenCheckpoint:
 
     @property
     def masked_head(self) -> MaskedHead | None:
-        """Returns the head of a masked language model (BERT, ALBERT); None where there is none."""
+        """Return the head of a masked language model (BERT, ALBERT); None where there is none."""
         return read_head(self.weights, self.family, self.settings, self.config)
 
     def layer(self, index: int) -> BlockParams:
@@ -181,13 +188,13 @@ class InMemory:
         self.layers = _HeldLayers(params.layers)
 
     def stored_layer(self, index: int, coming: int | None = None) -> Tree:
-        """Returns one layer's parameters from memory; nothing is read ahead."""
+        """Return one layer's parameters from memory; nothing is read ahead."""
         return self.layers.get(row_index(self.config, index))
 
     def prepare_batch(
         self, inputs: Mapping[str, object]
     ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
-        """Returns (config, parameters outside of the layers, inputs) for `stream`."""
+        """Return (config, parameters outside of the layers, inputs) for `stream`."""
         batch = as_batch(inputs)
         check_indices(batch, self.config)
         return self.config, self.outside, batch
@@ -200,16 +207,16 @@ class _HeldLayers:
         self.stack = stack
 
     def get(self, row: int) -> Tree:
-        """Returns one row as a tree of `Stored`."""
+        """Return one row as a tree of `Stored`."""
         return jax.tree.map(lambda a: Stored(a[row], tuple(range(a.ndim - 1))), self.stack)
 
     def drop(self) -> None:
-        """Keeps the stack, which belongs to the caller."""
+        """Keep the stack, which belongs to the caller."""
 
 
 Source = OpenCheckpoint | InMemory
 
 
 def row_index(config: TransformerConfig, layer: int) -> int:
-    """Returns the row of parameters that a layer has."""
+    """Return the row of parameters that a layer has."""
     return config.layer_map[layer] if config.layer_map else layer

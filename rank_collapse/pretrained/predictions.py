@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse import struct
 from rank_collapse.annotations import AnyArray, ArrayLike, DType, Leaf
+from rank_collapse.checks import refuse_if
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.passes import States, WalkResult
 from rank_collapse.network.precision import full_precision
@@ -30,7 +31,6 @@ from rank_collapse.paths.channels import ByLength
 from rank_collapse.paths.frozen import Frozen, freeze_final
 from rank_collapse.paths.next_token import NextToken, add_words, empty_next_token
 from rank_collapse.pretrained.weights import Table, Unembedding
-from rank_collapse.struct import refuse_if
 
 WORDS = 2048  # of the vocabulary at once: bounds the memory of the logits of all sums
 
@@ -38,7 +38,7 @@ WORDS = 2048  # of the vocabulary at once: bounds the memory of the logits of al
 def targets_of(
     ids: ArrayLike, mask: ArrayLike | None = None
 ) -> tuple[Int[np.ndarray, "b n"], Bool[np.ndarray, "b n"]]:
-    """Returns (the token after each token, whether there is one); the last token of each text has
+    """Return (the token after each token, whether there is one); the last token of each text has
     none.
 
     Args:
@@ -52,7 +52,7 @@ def targets_of(
 
 
 def read_pieces(unembedding: Unembedding, dtype: DType) -> Any:
-    """Yields the unembedding in pieces of `WORDS` words.
+    """Yield the unembedding in pieces of `WORDS` words.
 
     Args:
         unembedding: The head.
@@ -192,7 +192,7 @@ class LensPass(States):
     covers: ClassVar[Covers] = dataclasses.replace(ByLength.covers, name="the logit lens")
 
     def build_result(self, walk_result: WalkResult) -> Float[Array, "2 l n d"]:
-        """Returns the states that the unembedding reads."""
+        """Return the states that the unembedding reads."""
         states = super().build_result(walk_result)
         outside = walk_result.params, walk_result.prepared, walk_result.config
         recomputed = jax.vmap(lambda x: apply_final_norm(TokenAlgebra(), x, *outside))(states)
@@ -258,7 +258,7 @@ def _add_lens_words(partial, first, words, bias, word_mask, states, softcap):
     """
 
     def add_example(example):
-        """Adds a piece of the vocabulary to the partial sums of one example."""
+        """Add a piece of the vocabulary to the partial sums of one example."""
         partial, states = example
         logits = jnp.einsum("snd,vd->snv", states, words) + bias[None, None]
         if softcap is not None:

@@ -42,7 +42,7 @@ def is_random_name(source: object) -> bool:
 
 
 def suggest_names(folder: str | os.PathLike) -> str:
-    """Suggests names for a name that is not a folder.
+    """Suggest names for a name that is not a folder.
 
     Args:
         folder: Path that does not exist; a path of several folders gets no suggestion.
@@ -61,7 +61,7 @@ def suggest_names(folder: str | os.PathLike) -> str:
 def published_curves(
     settings: Mapping[str, object], depth: int
 ) -> dict[str, dict[str, list[float]]]:
-    """Returns {"init" or "pretrained": {variant: residual ratio by layer}} of a model of this size.
+    """Return {"init" or "pretrained": {variant: residual ratio by layer}} of a model of this size.
 
     Args:
         settings: Settings from `rank_collapse.pretrained.settings_of`.

@@ -1,4 +1,4 @@
-"""Weights as an architecture draws them at its initialisation, in place of a file's."""
+"""Random weights, drawn as the architecture of a checkpoint initialises them."""
 
 import dataclasses
 import math
@@ -40,7 +40,7 @@ class Initialisation:
     residual: tuple[str, ...] = ()  # Ends of branches, divided by √(2 layers)
 
     def __call__(self, name: str, settings: Settings, depth: int) -> Draw:
-        """Returns how one tensor of a model with that many layers is drawn.
+        """Return how one tensor of a model with that many layers is drawn.
 
         Args:
             name: Name of the tensor.
@@ -77,11 +77,11 @@ class RandomWeights(Weights):
         self.draw = draw
 
     def has_tensor(self, name: str) -> bool:
-        """Returns True: the model has every tensor that the config asks for."""
+        """Return True: the model has every tensor that the config asks for."""
         return not name.endswith(".")
 
     def check_depth(self, layer: str, depth: int) -> None:
-        """Checks nothing: random weights exist for any number of layers, while files may lack some.
+        """Check nothing: random weights exist for any number of layers, while files may lack some.
 
         Args:
             layer, depth: As for weights from files.
@@ -110,12 +110,12 @@ class RandomWeights(Weights):
         return values
 
     def _lazy_table(self, name, rows, width):
-        """Returns a table that draws no rows beyond the last that is read."""
+        """Return a table that draws no rows beyond the last that is read."""
         table = np.empty((0, width), np.float32)
         needs_all_rows = self.draw(name).truncate  # what is cut is drawn again, after the last row
 
         def read_rows(first, last):
-            """Draws rows of the table from first to last, and more of the table if needed."""
+            """Draw rows of the table from first to last, and more of the table if needed."""
             nonlocal table
             if last > len(table):
                 table = self.take(name, rows if needs_all_rows else min(rows, 2 * last), width)

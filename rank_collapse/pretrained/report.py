@@ -67,7 +67,7 @@ class CheckpointReport:
     spikes: Sequence[Sequence[Spike]]
 
     def collapsed_at(self, ablation: str = WHOLE) -> int | None:
-        """Returns the first layer whose mean residual ratio is below the alarm of `rc.MEASURES`.
+        """Return the first layer whose mean residual ratio is below the alarm of `rc.MEASURES`.
 
         None if no layer is below it; the mean is over examples, of `decisive_ratios`.
 
@@ -79,7 +79,7 @@ class CheckpointReport:
         return int(np.argmax(is_below)) if is_below.any() else None
 
     def decisive_ratios(self, ablation: str = WHOLE) -> np.ndarray:
-        """Returns the residual ratios [b, L + 1]; where a few tokens decide them, without these
+        """Return the residual ratios [b, L + 1]; where a few tokens decide them, without these
         tokens.
 
         Args:
@@ -89,7 +89,7 @@ class CheckpointReport:
         return choose_ratio(states["residual_ratio"], states["bulk_ratio"])
 
     def length_laws(self, num_heads: int) -> dict[str, np.ndarray]:
-        """Computes {weighting: [b, L + 1]}, see `report.compute_length_laws`."""
+        """Compute {weighting: [b, L + 1]}, see `report.compute_length_laws`."""
         return compute_length_laws(num_heads, self.attention_share, self.path_size)
 
 

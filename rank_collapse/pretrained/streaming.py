@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.annotations import AnyArray, Number, Tree
+from rank_collapse.checks import check_whole, refuse
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
@@ -33,12 +34,15 @@ from rank_collapse.network.walk import Layer
 from rank_collapse.pretrained.opened import Source
 from rank_collapse.pretrained.weights import stored_values
 from rank_collapse.printed import format_count
-from rank_collapse.struct import check_whole, refuse
 
 
 @dataclasses.dataclass(frozen=True)
 class AblationSpec:
-    """The parts to remove from a network, as `surgery.ablate` does."""
+    """The parts to remove from a network, as `surgery.ablate` does.
+
+    Attributes:
+        name, reading: See `surgery.ablate`.
+    """
 
     name: str = "Transformer"
     reading: str = "published"
@@ -46,24 +50,36 @@ class AblationSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Passes that share a forward pass."""
+    """Passes that share a forward pass.
 
-    passes: tuple[tuple[str, LayerPass], ...]  # By name
-    ablation: AblationSpec = AblationSpec()  # Of the network they measure
-    # The examples; None for all after the first
+    Attributes:
+        passes: (name, pass) of each pass.
+        ablation: The ablation of the network that they measure.
+        first, last: The first example, and the example behind the last one; None for all after the
+            first.
+    """
+
+    passes: tuple[tuple[str, LayerPass], ...]
+    ablation: AblationSpec = AblationSpec()
     first: int = 0
     last: int | None = None
 
 
 @dataclasses.dataclass
 class State:
-    """The results after a number of layers."""
+    """The results after a number of layers.
 
-    layers: int  # How many
-    # Of each part of each group (groups in order, each in chunks of examples)
+    Attributes:
+        layers: Number of layers so far.
+        hidden, carries: Hidden states, and carries of the passes, of each part of each group:
+            groups in order, each in chunks of examples.
+        layer_results: Results of each part, layer by layer.
+    """
+
+    layers: int
     hidden: list[AnyArray]
     carries: list[Tree]
-    layer_results: list[list[Tree]]  # What each layer added to it, layer by layer
+    layer_results: list[list[Tree]]
 
 
 @full_precision
@@ -152,7 +168,7 @@ def _on_host(part, results):
 
 
 def _check_states(index, hidden, mask, rows):
-    """Raises an error for states [b, n, d] that are not finite outside of padding, or all 0.
+    """Raise an error for states [b, n, d] that are not finite outside of padding, or all 0.
 
     Args:
         index: Index of the layer, for the message.
@@ -184,7 +200,7 @@ class _Part(NamedTuple):
 
     @property
     def start_program(self):
-        """Returns `measured` of the input, from which all variants start."""
+        """Return `measured` of the input, from which all variants start."""
         return self.measured if self.skips is None else (self.measured[0], AblationSpec())
 
     def select_inputs(self, batch):
@@ -258,7 +274,7 @@ def assemble_layer(
     ablation: AblationSpec = AblationSpec(),
     passes: Sequence[LayerPass] = (),
 ) -> tuple[Layer, TransformerParams]:
-    """Returns one layer on one example, and the parameters outside of the layers, of a network on
+    """Return one layer on one example, and the parameters outside of the layers, of a network on
     disk.
 
     Only this layer's parameters are in memory: the network is described as if all its layers were
@@ -318,7 +334,7 @@ def _step_part(measured, stored, outside, examples, config, index, hidden, carri
     passes, ablation = measured
 
     def step_example(x, carry, example):
-        """Passes one example through the layer: (its state, the carries and the results of the
+        """Pass one example through the layer: (its state, the carries and the results of the
         passes)."""
         layer, _ = assemble_layer(stored, outside, example, config, index, ablation)
         return step_passes(passes, layer, x, carry)
@@ -337,7 +353,7 @@ def _finish_part(measured, stored, outside, examples, config, hidden, carries, l
     passes, ablation = measured
 
     def finish_example(x, carry, layer_results, example):
-        """Makes the results of all passes for one example, after the last layer."""
+        """Make the results of all passes for one example, after the last layer."""
         layer, params = assemble_layer(stored, outside, example, config, 0, ablation)
         return tuple(
             p.build_result(WalkResult(params, x, c, f, layer.inputs, layer.config))

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rank_collapse.annotations import ArrayLike
+from rank_collapse.checks import refuse_if
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import as_batch
 from rank_collapse.network.measured.heads import measure_heads
@@ -40,7 +41,6 @@ from rank_collapse.pretrained.report import compute_length_laws, mean_lengths
 from rank_collapse.pretrained.streaming import Group, State, stream
 from rank_collapse.pretrained.weights import Unembedding
 from rank_collapse.printed import format_count
-from rank_collapse.struct import refuse_if
 
 STATES = ("residual_ratio", "token_cosine", "effective_rank", "spike_norm", "spike_share")
 READ = ("residual_ratio", "token_cosine", "effective_rank")
@@ -104,7 +104,7 @@ class DepthReport:
     length_laws: Mapping[str, np.ndarray]
 
     def by_layer(self) -> dict[str, np.ndarray]:
-        """Returns {name: [L + 1]}, means over examples by layer or path length; NaN for no value.
+        """Return {name: [L + 1]}, means over examples by layer or path length; NaN for no value.
 
         `pandas.DataFrame(report.by_layer())` is a table of it.
         """
@@ -123,14 +123,14 @@ class DepthReport:
 
     @property
     def depth(self) -> int:
-        """Returns L."""
+        """Return L."""
         return self.measures["error"].shape[1]
 
     def __str__(self) -> str:
         width = max(map(len, [*self.used, *self.lengths]))
 
         def format_line(name, number, estimate):
-            """Writes the line of one definition: its name, its number, and what it counts."""
+            """Write the line of one definition: its name, its number, and what it counts."""
             text = "none" if number is None else number
             return f"  {name:{width}}  {text:>4}  {estimate.definition} ({estimate.source})"
 
@@ -270,7 +270,7 @@ def depth_used(
     kl, overlap = mean["lens_kl"][:depth], mean["lens_overlap"]
 
     def first_layer(reached):
-        """Returns the first layer reached; like the authors' code, among all layers but the
+        """Return the first layer reached; like the authors' code, among all layers but the
         last."""
         places = np.flatnonzero(reached[: depth - 1])
         return int(places[0]) if len(places) else None
@@ -328,7 +328,7 @@ def depth_used(
 
 
 def _open_source(params, config, unembedding):
-    """Returns (what `stream` reads, its unembedding)."""
+    """Return (what `stream` reads, its unembedding)."""
     if isinstance(params, OpenCheckpoint):
         source = params
         unembedding = params.unembedding if unembedding is None else unembedding
@@ -344,7 +344,7 @@ def _open_source(params, config, unembedding):
 
 
 def describe_missing_head(source: OpenCheckpoint, name: str) -> str:
-    """Says that a checkpoint has no head for the next token.
+    """Say that a checkpoint has no head for the next token.
 
     Args:
         source: The checkpoint.

@@ -17,8 +17,8 @@ import numpy as np
 
 from rank_collapse import struct
 from rank_collapse.annotations import AnyArray, ArrayLike, DType, Leaf, Tree
+from rank_collapse.checks import refuse, refuse_if
 from rank_collapse.printed import format_count
-from rank_collapse.struct import refuse, refuse_if
 
 
 class Weights:
@@ -56,7 +56,7 @@ class Weights:
         return self._lazy_table(name, rows, width) if self.lazy else self.take(name, rows, width)
 
     def _lazy_table(self, name, rows, width):
-        """Returns a table [rows, width] whose rows are read when they are asked for; here from the
+        """Return a table [rows, width] whose rows are read when they are asked for; here from the
         whole tensor."""
         table = self.take(name, rows, width)
         return Table(lambda first, last: table[first:last], (rows, width))
@@ -88,7 +88,7 @@ class Weights:
         """Move the leaves of a tree that is not stacked to JAX, in the weights' dtype."""
 
         def move_leaf(a):
-            """Copies one array to the device in the weights' dtype; a `Table` stays."""
+            """Copy one array to the device in the weights' dtype; a `Table` stays."""
             if isinstance(a, Table):
                 return a
             copy = _allocate_aligned(a.shape, self.dtype)
@@ -113,7 +113,7 @@ class CheckpointWeights(Weights):
         lazy: bool = False,
         tied: bool = False,
     ):
-        """Finds the prefix of all names: the text before one of the `anchors`.
+        """Find the prefix of all names: the text before one of the `anchors`.
 
         Args:
             checkpoint: `Tensors` of the model.
@@ -140,7 +140,7 @@ class CheckpointWeights(Weights):
         self.prefix = min(prefixes, key=len)
 
     def _name_in_file(self, name):
-        """Returns the name in the file; old files call a norm's weight and bias gamma and beta."""
+        """Return the name in the file; old files call a norm's weight and bias gamma and beta."""
         full = self.prefix + name
         if name == self.tied:
             return _HEAD
@@ -176,13 +176,13 @@ class CheckpointWeights(Weights):
         return self.checkpoint.read(self._find_tensor(name, shape), finite=self.checks)
 
     def _lazy_table(self, name, rows, width):
-        """Returns a table [rows, width] whose rows are read from the file when they are asked
+        """Return a table [rows, width] whose rows are read from the file when they are asked
         for."""
         stored = self._find_tensor(name, (rows, width))
         return Table(lambda a, b: self.checkpoint.read(stored, slice(a, b)), (rows, width))
 
     def _find_tensor(self, name, shape):
-        """Returns the name in the file of a tensor that exists in this shape.
+        """Return the name in the file of a tensor that exists in this shape.
 
         Args:
             name: Name without the prefix.
@@ -207,7 +207,7 @@ class CheckpointWeights(Weights):
         return stored
 
     def check_depth(self, layer: str, depth: int) -> None:
-        """Raises an error for more or fewer layers in the file than in the config.
+        """Raise an error for more or fewer layers in the file than in the config.
 
         Done first: a depth that only the config claims must not make the memory for its layers.
 
@@ -253,7 +253,7 @@ class Stored(struct.Struct):
 
     @property
     def value(self) -> jax.Array:
-        """Returns the tensor; inside a program its transposition joins the next product."""
+        """Return the tensor; inside a program its transposition joins the next product."""
         return jnp.transpose(self.data, self.axes)
 
 
@@ -266,7 +266,7 @@ def as_stored(view: np.ndarray) -> Stored:
 
 
 def stored_values(tree: Tree) -> Tree:
-    """Returns the tensors of a tree of `Stored`."""
+    """Return the tensors of a tree of `Stored`."""
     return jax.tree.map(lambda s: s.value, tree, is_leaf=lambda s: isinstance(s, Stored))
 
 
@@ -293,7 +293,7 @@ class Table:
         return np.concatenate([self.read(int(i), int(i) + 1) for i in indices])
 
     def chunks(self, size: int) -> Iterable[tuple[int, np.ndarray]]:
-        """Yields (first row, rows) of the full table, `size` at a time."""
+        """Yield (first row, rows) of the full table, `size` at a time."""
         for first in range(0, self.shape[0], size):
             yield first, self.read(first, min(first + size, self.shape[0]))
 
@@ -302,12 +302,18 @@ class Unembedding(NamedTuple):
     """A causal language model's head: logits z = s (Y Wᵀ + b) of the output Y [n, d].
 
     With a cap c, c tanh(z/c) takes their place.
+
+    Attributes:
+        table: W [vocab, d], an array or a `Table`.
+        bias: b [vocab]; None for none.
+        softcap: c; None for none.
+        scale: s.
     """
 
-    table: Leaf  # W [vocab, d], an array or a `Table`
-    bias: Leaf | None = None  # b [vocab]; None for none
-    softcap: float | None = None  # c; None for none
-    scale: float = 1.0  # s
+    table: Leaf
+    bias: Leaf | None = None
+    softcap: float | None = None
+    scale: float = 1.0
 
 
 class LazyLayers:
@@ -343,7 +349,7 @@ class LazyLayers:
         return self._current[1]
 
     def drop(self) -> None:
-        """Frees the memory."""
+        """Free the memory."""
         for pending in self._coming.values():
             pending.cancel()
         self._coming, self._current = {}, None

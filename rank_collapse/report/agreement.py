@@ -43,7 +43,7 @@ def agreement_figure(
                 label=label,
             )
         if fault is not None and fault[1] == part:
-            ax.axvline(fault[0], color="#555555", linestyle="-.", label="the runs part")
+            ax.axvline(fault[0], color=figures.DARK_GREY, linestyle="-.", label="the runs part")
         ax.set(title=TITLES[part], yscale="log")
     axes[0, 0].set_ylabel("relative error, median over tokens")
     figures.finish_axes(axes[0], "layer")

@@ -12,18 +12,25 @@ _RATIO = "residual_ratio"
 
 
 class Alarm(NamedTuple):
-    """The first step at which a metric passed a threshold, and its worst layer there."""
+    """The first step at which a metric passed a threshold, and its worst layer there.
 
-    metric: str  # Which metric
-    threshold: Threshold  # Which threshold
-    step: int  # When
-    value: float  # What it was
-    layer: int | None  # From 0; None for a metric without layers
-    seed: int | None  # Of an ensemble; None without
-    spiked: bool = False  # Whether a residual ratio is mostly of one token, see `measures.Profile`
-    uses_bulk: bool = (
-        False  # Whether it is `bulk_ratio`, since a few tokens decide the residual ratio
-    )
+    Attributes:
+        metric, threshold: The metric, and the threshold that it passed.
+        step, value: The step, and the metric at this step.
+        layer: Index of the worst layer; None for a metric without layers.
+        seed: Seed of the run in an ensemble; None without an ensemble.
+        spiked: Whether a residual ratio is mostly of one token, see `measures.Profile`.
+        uses_bulk: Whether the value is `bulk_ratio`, since a few tokens decide the residual ratio.
+    """
+
+    metric: str
+    threshold: Threshold
+    step: int
+    value: float
+    layer: int | None
+    seed: int | None
+    spiked: bool = False
+    uses_bulk: bool = False
 
     def __str__(self) -> str:
         _, bound, above, meaning, _ = self.threshold
@@ -46,16 +53,13 @@ def find_alarms(
 
     Args:
         rows: Rows from `runs.metrics.read`. NaN exceeds no threshold except one that is `finite`.
-        thresholds: Thresholds to look for, such as `measures.COLLAPSE`; metrics that do not exist
-            are ignored.
+        thresholds: Thresholds to look for, such as `measures.table.COLLAPSE`; metrics that do not
+            exist are ignored.
     """
     rows = sorted(rows, key=lambda row: row["step"])
     names = dict.fromkeys(name for row in rows for name in row)
-    guarded = {
-        name: value_at_step
-        for name in names
-        if (value_at_step := metric_thresholds(name, thresholds))
-    }
+    by_metric = {name: metric_thresholds(name, thresholds) for name in names}
+    guarded = {name: bounds for name, bounds in by_metric.items() if bounds}
     columns: dict[Any, tuple[list[Any], list[Any]]] = {}  # of a metric and a seed: rows, values
     for row in rows:
         for name in (n for n in row if n in guarded):
@@ -129,7 +133,7 @@ def _is_spiked(row, name, layer):
         name: Name of the ratio; the share of spiked examples has the same prefix.
         layer: Index of the layer.
     """
-    shares = row.get(name.removesuffix("residual_ratio") + "spiked", 0)
+    shares = row.get(name.removesuffix(_RATIO) + "spiked", 0)
     return np.size(shares) > layer and bool(np.atleast_1d(shares)[layer] > 0.5)
 
 

@@ -30,6 +30,8 @@ COLORS = (
     "#000000",
     "#8A8A8A",
 )
+DARK_GREY = "#555555"  # of lines to compare with
+LIGHT_GREY = "#E3E3E3"  # of the grid, and of shaded ranges
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 STYLE = {
     "font.size": 9,
@@ -37,7 +39,7 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "grid.color": "#E3E3E3",
+    "grid.color": LIGHT_GREY,
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
     "lines.linewidth": 1.4,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from rank_collapse.struct import check_numbers
+from rank_collapse.checks import check_numbers
 
 LEVEL = 0.95  # of every interval that is shown, unless a function is asked for another one
 

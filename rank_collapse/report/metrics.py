@@ -41,7 +41,7 @@ def metrics_figure(
                 ax.fill_between(steps, low, high, color=shade, alpha=0.15, linewidth=0)
         for threshold in metric_thresholds(name, thresholds):
             if np.isfinite(threshold.value):
-                ax.axhline(threshold.value, color="#555555", linestyle="--", linewidth=0.9)
+                ax.axhline(threshold.value, color=figures.DARK_GREY, linestyle="--", linewidth=0.9)
         finite = values[np.isfinite(values)]
         if finite.size and finite.min() > 0 and finite.max() > 100 * finite.min():
             ax.set_yscale("log")

@@ -21,7 +21,7 @@ def plot_length_laws(
     for index, (name, law) in enumerate(laws.items()):
         figures.band(ax, np.arange(law.shape[1]), law, name, index)
     if needed_length is not None:
-        ax.axvline(needed_length, color="#555555", linestyle="--", label="the loss needs")
+        ax.axvline(needed_length, color=figures.DARK_GREY, linestyle="--", label="the loss needs")
     ax.set(title="how long are the paths?", ylabel="share of paths", ylim=(0, None))
     figures.finish_axes([ax], "path length: number of heads")
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.measures.profiles import Profile
 from rank_collapse.report import figures
-from rank_collapse.struct import refuse_if
 
 
 @figures.styled
@@ -41,7 +41,7 @@ def plot(
             color = index if label is None else place
             figures.band(ax, np.arange(len(values)), values.T, label, color)
             for layer in np.flatnonzero(rounded):
-                ax.axvspan(layer - 0.5, layer + 0.5, color="#E3E3E3", linewidth=0)
+                ax.axvspan(layer - 0.5, layer + 0.5, color=figures.LIGHT_GREY, linewidth=0)
         values = np.concatenate([values.ravel() for _, _, values, _ in curves])
         positive = values[np.isfinite(values) & (values > 0)]
         if not np.any(values < 0) and positive.max(initial=0) > 10 * positive.min(initial=np.inf):

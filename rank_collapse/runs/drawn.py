@@ -1,4 +1,4 @@
-"""A matplotlib figure as the files of a run folder: PNG to look at, PDF for a paper."""
+"""Draws a figure of matplotlib as files: PNG to look at, PDF for a paper."""
 
 import io
 from collections.abc import Collection

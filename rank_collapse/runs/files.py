@@ -49,7 +49,7 @@ def name_write_errors(path: str | os.PathLike) -> Iterator[None]:
 
 
 def make_folder(path: str | os.PathLike) -> None:
-    """Makes a folder and its parents; the folder that the user names may be a link to one.
+    """Make a folder and its parents; the folder that the user names may be a link to one.
 
     Raises:
         RunError: The folder cannot be made or written to.
@@ -61,7 +61,7 @@ def make_folder(path: str | os.PathLike) -> None:
 
 
 def make_subfolder(path: str | os.PathLike) -> None:
-    """Makes a folder inside the folder that the user names; it must not be a link.
+    """Make a folder inside the folder that the user names; it must not be a link.
 
     Raises:
         RunError: It is a link, which may lead out of the folder; or it cannot be made.
@@ -227,7 +227,7 @@ def write_arrays(
 
 
 def _as_writable(array):
-    """Converts an array of a dtype that NumPy does not have, such as bfloat16, to its bytes.
+    """Convert an array of a dtype that NumPy does not have, such as bfloat16, to its bytes.
 
     NumPy writes float8_e5m2 under a name that it cannot read.
     """

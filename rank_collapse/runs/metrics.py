@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.regular import read_regular
 from rank_collapse.runs.files import RunError, make_folder, open_log, write_atomically
-from rank_collapse.struct import refuse_if
 
 NAME = "metrics.jsonl"
 FOLDER = "metrics"  # of a run of several networks: a file for each, metrics/<network>.jsonl
@@ -84,7 +84,7 @@ def drop(path: str | os.PathLike, seeds: Iterable[int], after: int = -1) -> None
 
 
 def _is_later(line, seeds, after):
-    """Returns whether a line belongs to one of the seeds and a later step, or is cut off."""
+    """Return whether a line belongs to one of the seeds and a later step, or is cut off."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -94,7 +94,7 @@ def _is_later(line, seeds, after):
 
 
 def _append_line(path, line):
-    """Appends a JSON line, after the end of a line that was cut off."""
+    """Append a JSON line, after the end of a line that was cut off."""
     make_folder(Path(path).parent)
     with open_log(path) as file:
         file.seek(0, os.SEEK_END)

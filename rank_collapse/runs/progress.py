@@ -81,7 +81,7 @@ class Progress:
             self._width = 0
 
     def _describe(self, now, values):
-        """Returns the share that is done, the values, the time taken and the time left."""
+        """Return the share that is done, the values, the time taken and the time left."""
         elapsed, fresh = now - self._begun, self._done - self._skipped
         share = self._done / max(self._total, 1)
         seconds_left = elapsed * (self._total - self._done) / max(fresh, 1)
@@ -90,7 +90,7 @@ class Progress:
         return ", ".join(filter(None, parts))
 
     def _show(self, line):
-        """Prints a line; in a terminal it replaces the last one."""
+        """Print a line; in a terminal it replaces the last one."""
         line = escape_text(f"{self._label}: {line}")
         if self._in_terminal:
             self._stream.write(f"\r{line:<{self._width}}")

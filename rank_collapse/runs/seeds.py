@@ -18,8 +18,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rank_collapse.annotations import AnyArray, Key, Tree
+from rank_collapse.checks import check_whole, refuse_if
 from rank_collapse.runs.states import is_key
-from rank_collapse.struct import check_whole, refuse_if
 
 AXIS = "seeds"
 KEYS = 64  # that one program makes at a time
@@ -101,7 +101,7 @@ def shard_seeds(tree: Tree, mesh: Mesh, size: int | None = None) -> Tree:
     refuse_if(num_repeats < 0, f"{count} seeds do not fit into {size}")
 
     def shard_leaf(a):
-        """Pads one array by its last seed, and lays it out."""
+        """Pad one array by its last seed, and lay it out."""
         if num_repeats:
             module = np if isinstance(a, np.ndarray) else jnp  # compiles nothing on the host
             a = module.concatenate([a, module.repeat(a[-1:], num_repeats, axis=0)])
@@ -122,7 +122,7 @@ def to_host(tree: Tree, num_seeds: int | None = None) -> Tree:
     """
 
     def copy_leaf(leaf):
-        """Copies one array to the host; random keys stay keys."""
+        """Copy one array to the host; random keys stay keys."""
         if is_key(leaf):
             data = copy_leaf(jax.random.key_data(leaf))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
@@ -173,7 +173,7 @@ def run_seeds(
     at_once = None if at_once is None else check_whole("at_once", at_once, 1)
 
     def on_device(*arguments):
-        """Computes the seeds of one device, vmapped or one after the other."""
+        """Compute the seeds of one device, vmapped or one after the other."""
         *by_seed, shared = arguments
         count = jax.tree.leaves(by_seed)[0].shape[0]
         if at_once == 1:
@@ -183,7 +183,7 @@ def run_seeds(
         return _map_groups(lambda a: fn(*a, shared), tuple(by_seed), at_once)
 
     def call_shards(*arguments):
-        """Runs the seeds of each device on it. All arguments but the last are split by seeds."""
+        """Run the seeds of each device on it. All arguments but the last are split by seeds."""
         specs = (PartitionSpec(AXIS),) * (len(arguments) - 1) + (PartitionSpec(),)
         return jax.shard_map(
             on_device,

@@ -18,7 +18,7 @@ from rank_collapse.runs.files import RunError, load_arrays, make_folder, write_a
 
 
 def save_state(folder: str | os.PathLike, step: int, state: Tree) -> None:
-    """Saves a pytree of arrays (random keys too) as <folder>/<step>.npz, and keeps the newest.
+    """Save a pytree of arrays (random keys too) as <folder>/<step>.npz, and keep the newest.
 
     Args:
         folder: The folder of all steps; made if absent.
@@ -131,7 +131,7 @@ def _restore_leaf(saved, like):
     return np.asarray(saved, np.asarray(like).dtype)
 
 
-def as_json(value):
+def as_json(value: object) -> Any:
     """Convert to what JSON stores: string keys, lists, plain numbers."""
     if isinstance(value, Mapping):
         return {str(k): as_json(v) for k, v in value.items()}

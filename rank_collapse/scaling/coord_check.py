@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rank_collapse.annotations import ArrayLike
+from rank_collapse.checks import check_numbers, check_whole, refuse, refuse_if
 from rank_collapse.measures.arrays import (
     as_floats,
     match_framework,
@@ -33,7 +34,6 @@ from rank_collapse.measures.norms import matrix_norm
 from rank_collapse.printed import format_count
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import Interval, all_equal, describe_level, mean_interval
-from rank_collapse.struct import check_numbers, check_whole, refuse, refuse_if
 
 MEANING = {
     "stream": "mean |x_L|",

@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import Key, Leaf, Number
 from rank_collapse.network import parameters
 from rank_collapse.network.config import TransformerConfig, check_config
@@ -84,7 +84,7 @@ class DepthRule(struct.Struct):
         }
 
     def network(self, config: TransformerConfig) -> TransformerConfig:
-        """Returns the config with gains of branches and a temperature by the rule."""
+        """Return the config with gains of branches and a temperature by the rule."""
         _, deep, loops = self.multipliers(config)
         gain = deep**self.gain * loops**self.loop_gain
         heads = (config.qk_width / self.base.qk_width) ** (self.width / 2)
@@ -106,7 +106,7 @@ class DepthRule(struct.Struct):
         Raises:
             ValueError: init="reference", where some matrices have a variance of 1/fan-in.
         """
-        struct.refuse_if(
+        checks.refuse_if(
             config.init == "reference",
             "init='reference' draws matrices from two distributions: use init='bert' or 'lecun'",
         )
@@ -125,7 +125,7 @@ class DepthRule(struct.Struct):
         b2: float = 0.95,
         eps: Number = 1e-8,
     ) -> Any:
-        """Makes AdamW of optax with each group's rate, decay and ε; clip gradients before it.
+        """Make AdamW of optax with each group's rate, decay and ε; clip gradients before it.
 
         Args:
             rate: η of the base; a number, traced or not, or a schedule.
@@ -138,11 +138,11 @@ class DepthRule(struct.Struct):
         import optax  # here: it takes half a second, which `--help` need not
 
         rates = {} if callable(rate) else {"rate": rate}
-        struct.check_numbers("[0, inf)", **rates, weight_decay=weight_decay, eps=eps)
-        struct.check_numbers("[0, 1)", b1=b1, b2=b2)
+        checks.check_numbers("[0, inf)", **rates, weight_decay=weight_decay, eps=eps)
+        checks.check_numbers("[0, 1)", b1=b1, b2=b2)
 
         def group_optimizer(factors):
-            """Makes the AdamW of one group from its factors."""
+            """Make the AdamW of one group from its factors."""
 
             def schedule(step):
                 return factors.rate * rate(step)
@@ -183,9 +183,9 @@ class DepthRule(struct.Struct):
         Raises:
             ValueError: A rate, decay or ε below 0 or not finite, or blocks of another model.
         """
-        struct.check_numbers("[0, inf)", rate=rate, weight_decay=weight_decay, eps=eps)
+        checks.check_numbers("[0, inf)", rate=rate, weight_decay=weight_decay, eps=eps)
         inside = {id(p) for p in blocks.parameters()}
-        struct.refuse_if(
+        checks.refuse_if(
             not inside or not inside <= {id(p) for p in module.parameters()},
             "blocks do not belong to this module: some of their parameters are not among its own",
         )
@@ -217,7 +217,7 @@ RULES = {
 
 
 def depth_rule(name: RuleName, base: TransformerConfig) -> DepthRule:
-    """Returns a depth parametrisation by name.
+    """Return a depth parametrisation by name.
 
     Args:
         name: "sp", standard: nothing is scaled. "mup": by width alone (Yang et al. 2022). "half"
@@ -230,12 +230,12 @@ def depth_rule(name: RuleName, base: TransformerConfig) -> DepthRule:
         ValueError: An unknown name, or a base that is not a network.
     """
     check_config(base, "base")
-    struct.check_choice(f"depth rule {name!r}", name, RULES)
+    checks.check_choice(f"depth rule {name!r}", name, RULES)
     return DepthRule(base, **RULES[name])
 
 
 def parameter_group(path: Iterable[object], leaf: Leaf) -> str:
-    """Returns the group of a parameter by its path; stacked blocks are under "layers"."""
+    """Return the group of a parameter by its path; stacked blocks are under "layers"."""
     *above, name = jax.tree_util.keystr(tuple(path), simple=True, separator=".").split(".")
     inside = "layers" in above
     return _name_group(inside, name.startswith("w_") if inside else leaf.ndim > 1)

@@ -1,14 +1,15 @@
-"""How long a text becomes before a tokenizer splits it: a replacement in a file can be of any size.
+"""Checks how long a text becomes when a tokenizer normalises it, before it splits the text.
 
-The package `tokenizers` ends the process where the memory is not enough, which nothing can catch.
+The replacements that the files of a tokenizer ask for may have any size. The package `tokenizers`
+ends the process where the memory is not enough, which nothing can catch.
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.extras import import_package
-from rank_collapse.struct import refuse_if
 
 MOST_LETTERS = 20_000_000  # of a text as its tokenizer splits it: about 0.4 GB there
 _FOLDED = 18  # letters that Unicode makes of one at most, in NFKC
@@ -48,7 +49,7 @@ def check_growth(tokenizer: object, text: str) -> None:
 
 
 def _list_steps(normalizer: Mapping[str, object]) -> Iterator[Mapping[str, Any]]:
-    """Yields the normalizers of a sequence, and those of sequences inside it."""
+    """Yield the normalizers of a sequence, and those of sequences inside it."""
     if normalizer.get("type") != "Sequence":
         yield normalizer
         return

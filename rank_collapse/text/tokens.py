@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from rank_collapse.struct import refuse_if
+from rank_collapse.checks import refuse_if
 from rank_collapse.text.text_files import read_table, read_utf8
 
 TEXT_COLUMNS = ("sentence1", "sentence2", "sentence", "text")
@@ -26,7 +26,7 @@ class Tokens(NamedTuple):
 
     @property
     def lengths(self) -> Int[np.ndarray, "b"]:
-        """Returns the number of tokens of each text."""
+        """Return the number of tokens of each text."""
         return self.mask.sum(axis=-1)
 
 
@@ -123,6 +123,6 @@ def pad_sequences(sequences: Iterable[Sequence[int]], *, vocab_size: int = 2**31
 
 
 def cut_text(ids: Sequence[int], max_tokens: int) -> Sequence[int]:
-    """Cuts a text to a number of tokens and keeps its last token, which closes a text in most
+    """Cut a text to a number of tokens and keep its last token, which closes a text in most
     models."""
     return ids if len(ids) <= max_tokens else [*ids[: max_tokens - 1], ids[-1]]

@@ -33,7 +33,7 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int, *, lowercase: bool) -
     tokenizers = _import_tokenizers()
 
     def tokenizer(vocabulary):
-        """Makes a WordPiece tokenizer with a vocabulary, which splits words as BERT does."""
+        """Make a WordPiece tokenizer with a vocabulary, which splits words as BERT does."""
         wordpiece = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
         wordpiece.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
         wordpiece.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def default_text() -> str:
-    """Returns the English text shipped with the package (about 500 tokens, written for it)."""
+    """Return the English text shipped with the package (about 500 tokens, written for it)."""
     return resources.files("rank_collapse").joinpath("data/english.txt").read_text("utf-8")
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
-from rank_collapse.annotations import DType, Number
+from rank_collapse.annotations import DType, Leaf, Number
 from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf
 from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams, repeat_groups
@@ -95,13 +95,13 @@ class LayerConstants(struct.Struct):
     """The constants of a layer that the bounds use; see `BoundReport`. The input's residual is
     10^(log10_mantissa + log10_scale); log10_c belongs to the attention alone."""
 
-    beta: struct.Leaf
-    gamma: struct.Leaf
-    log10_c: struct.Leaf
-    lipschitz: struct.Leaf
-    log10_spread: struct.Leaf
-    log10_mantissa: struct.Leaf
-    log10_scale: struct.Leaf
+    beta: Leaf
+    gamma: Leaf
+    log10_c: Leaf
+    lipschitz: Leaf
+    log10_spread: Leaf
+    log10_mantissa: Leaf
+    log10_scale: Leaf
 
 
 def score_spread(

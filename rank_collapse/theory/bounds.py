@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.annotations import ArrayLike, Number, Tree
+from rank_collapse.annotations import ArrayLike, Leaf, Number, Tree
 from rank_collapse.network import covers, layers
 from rank_collapse.network.attention import AttentionParams, attention_scores
 from rank_collapse.network.config import TransformerConfig
@@ -27,22 +27,30 @@ LEMMA_THRESHOLD = 1.2564312086261697  # the positive root of eˣ = 1 + 2x
 
 
 class Sides(struct.Struct):
-    """The two sides of a bound, as decimal logarithms of ‖.‖_{1,∞}."""
+    """The two sides of a bound, as decimal logarithms of ‖.‖_{1,∞}.
 
-    log10_lhs: struct.Leaf  # The residual around the mean token
-    log10_rhs: struct.Leaf  # The bound; NaN where it does not cover the network
-    # log10_rhs − log10_lhs: how many powers of ten the bound lies above the residual; negative
-    # where it is violated, NaN where both sides are 0
-    tightness: struct.Leaf
+    Attributes:
+        log10_lhs: The residual around the mean token.
+        log10_rhs: The bound; NaN where it does not cover the network.
+        tightness: log10_rhs − log10_lhs, the powers of ten by which the bound lies above the
+            residual: negative where it is violated, NaN where both sides are 0.
+    """
+
+    log10_lhs: Leaf
+    log10_rhs: Leaf
+    tightness: Leaf
 
 
 class PublishedSides(Sides):
     """The two sides of a bound in the form of theorems 2.2 and 2.3.
 
     `log10_rhs` is the bound with γ*, the least γ that its lemma admits in all heads.
+
+    Attributes:
+        log10_rhs_first: The bound with γ = 1, as in the first version of the paper.
     """
 
-    log10_rhs_first: struct.Leaf  # The bound with γ = 1, as in the first version of the paper
+    log10_rhs_first: Leaf
 
 
 # Scores x_i W_QK x_jᵀ plus what is constant along a row or given.

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from rank_collapse.annotations import ArrayLike, Tree
+from rank_collapse.checks import check_whole, refuse_if
 from rank_collapse.extras import import_package
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
@@ -25,7 +26,6 @@ from rank_collapse.network.layers import GATED
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import ResidualSpec, layer_gains
 from rank_collapse.network.walk import Algebra, Layer, walk_layer
-from rank_collapse.struct import check_whole, refuse_if
 
 flint = import_package("flint", "rank_collapse.theory.exact_profile", "exact")
 arb, arb_mat = flint.arb, flint.arb_mat

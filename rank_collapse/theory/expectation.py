@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rank_collapse import struct
-from rank_collapse.annotations import ArrayLike, Number
+from rank_collapse import checks, struct
+from rank_collapse.annotations import ArrayLike, Leaf, Number
 from rank_collapse.network import covers
 from rank_collapse.network.attention_weights import equal_weights
 from rank_collapse.network.config import TransformerConfig
@@ -48,7 +48,7 @@ class ExpectedTrace(struct.Struct):
     hidden: token_kernel.TokenKernel  # Of X^0 .. X^L, leaves [L + 1, ...]
     output: token_kernel.TokenKernel  # After the final norm, where there is one
     # [s], γ² Var f/(λ² Var x + γ² Var f), each branch's share in the sum it joins: β_ii²
-    shares: struct.Leaf
+    shares: Leaf
 
     @property
     def log_one_minus_cosine(self) -> Float[Array, "*b l"]:
@@ -83,7 +83,7 @@ def update_sizes(config: TransformerConfig, size: Number = 1.0) -> dict[str, dic
     Args:
         size: ‖W* − W‖_F/‖W‖_F of each matrix of each layer.
     """
-    struct.check_numbers("[0, inf]", arrays=True, size=size)
+    checks.check_numbers("[0, inf]", arrays=True, size=size)
     layer_sizes = jnp.broadcast_to(jnp.square(jnp.asarray(size, jnp.float32)), (config.depth,))
     absent = () if config.mlp in GATED else ("w_gate",)
     return {
@@ -301,13 +301,13 @@ def collapse_law(
         ValueError: An unknown placement, no token, a cosine that n tokens cannot have, or a
             variance below 0.
     """
-    struct.check_numbers("[1, inf)", arrays=True, num_tokens=num_tokens)
+    checks.check_numbers("[1, inf)", arrays=True, num_tokens=num_tokens)
     # Cosines of float32 exceed their range by rounding.
-    struct.check_numbers("[-1.00001, 1.00001]", arrays=True, cosine=cosine)
+    checks.check_numbers("[-1.00001, 1.00001]", arrays=True, cosine=cosine)
     mean_square = {"cosine + (1 - cosine)/num_tokens": cosine + (1 - cosine) / num_tokens}
-    struct.check_numbers("[-1e-05, 1.00001]", arrays=True, **mean_square)
-    struct.check_numbers("[0, inf]", arrays=True, score_variance=score_variance)
-    struct.refuse_if(
+    checks.check_numbers("[-1e-05, 1.00001]", arrays=True, **mean_square)
+    checks.check_numbers("[0, inf]", arrays=True, score_variance=score_variance)
+    checks.refuse_if(
         norm_placement not in ("post", "pre"),
         f"norm_placement={norm_placement!r} is not 'post' or 'pre'",
     )

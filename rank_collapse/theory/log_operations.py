@@ -21,10 +21,10 @@ from rank_collapse.network.residual import apply_gain
 class LogState(struct.Struct):
     """Tokens X = 1·meanᵀ + e^log_scale · residual."""
 
-    mean: struct.Leaf  # Mean token [d]
+    mean: Leaf  # Mean token [d]
     # Mantissa of the residual [n, d]; columns sum to 0, max |residual| = 1; 0 in masked rows
-    residual: struct.Leaf
-    log_scale: struct.Leaf  # Natural logarithm s of its size; −inf where the residual is 0
+    residual: Leaf
+    log_scale: Leaf  # Natural logarithm s of its size; −inf where the residual is 0
 
 
 class LogParts(struct.Struct):

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse import struct
-from rank_collapse.annotations import AnyArray, ArrayLike, Number, Tree
+from rank_collapse import checks, struct
+from rank_collapse.annotations import AnyArray, ArrayLike, Leaf, Number, Tree
 from rank_collapse.measures.arrays import as_floats, namespace
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
@@ -40,15 +40,15 @@ REPLICAS = 4
 class LogTrace(struct.Struct):
     """The values of every layer that the bounds need; residuals are log10 ‖.‖_{1,∞}."""
 
-    profile: struct.Leaf  # Of X^0 .. X^L, [L + 1]
+    profile: Leaf  # Of X^0 .. X^L, [L + 1]
     inputs: ops.LogState  # Of the input of each layer's attention, with a leading layer axis
     # Of P_h X W_h, less three times the log scale of the layer's input, [L, h]: the difference is
     # what float32 can hold in deep layers
-    heads: struct.Leaf
-    branches: struct.Leaf  # Of SA(X), before the branch gain, in the same way, [L]
-    diameters: struct.Leaf  # log10 of the largest ℓ2 distance of two tokens of X^0 .. X^L, [L + 1]
-    input_diameters: struct.Leaf  # Of the input of each layer's attention, less its log scale, [L]
-    branch_diameters: struct.Leaf  # Of SA(X), less three times the log scale as in `branches`, [L]
+    heads: Leaf
+    branches: Leaf  # Of SA(X), before the branch gain, in the same way, [L]
+    diameters: Leaf  # log10 of the largest ℓ2 distance of two tokens of X^0 .. X^L, [L + 1]
+    input_diameters: Leaf  # Of the input of each layer's attention, less its log scale, [L]
+    branch_diameters: Leaf  # Of SA(X), less three times the log scale as in `branches`, [L]
 
 
 def log_residual_profile(
@@ -118,7 +118,7 @@ def log_trace(
     Args:
         params, x, config, replicas, **inputs: See `log_residual_profile`.
     """
-    replicas = struct.check_whole("replicas", replicas, 0)
+    replicas = checks.check_whole("replicas", replicas, 0)
     params, prepared = prepare_inputs(params, x, config, covers=LogScaled.covers, **inputs)
     params, prepared = at_least_float32(params, prepared)
     return run_pass(LogPass(replicas), params, prepared, config)

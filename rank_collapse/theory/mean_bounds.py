@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
-from rank_collapse.annotations import ArrayLike, Number, Tree
+from rank_collapse.annotations import ArrayLike, Leaf, Number, Tree
 from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf, scale_to_unit
 from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import TransformerConfig
@@ -35,21 +35,25 @@ class DiameterSides(Sides):
     """A bound of the diameter, the largest ℓ2 distance of two tokens, as decimal logarithms.
 
     `log10_lhs` is the diameter, `log10_rhs` the bound with tanh; `tightness` is never negative.
+
+    Attributes:
+        log10_rhs_cubic: The bound with tanh(u) ≤ u: c diam³ for one layer of attention.
+        tightness_cubic: log10_rhs_cubic − log10_lhs, never less than `tightness`.
     """
 
-    log10_rhs_cubic: struct.Leaf  # The bound with tanh(u) ≤ u: c diam³ for one layer of attention
-    tightness_cubic: struct.Leaf  # log10_rhs_cubic − log10_lhs, never less than tightness
+    log10_rhs_cubic: Leaf
+    tightness_cubic: Leaf
 
 
 class MeanConstants(struct.Struct):
     """Constants of a layer that these bounds use; natural logarithms."""
 
     # Bound of a head over e^{3s}, s the log scale of the input of its attention, [h]
-    head: struct.Leaf
-    layer: struct.Leaf  # The same of the layer
-    scores: struct.Leaf  # log ‖W_QK,h‖₂/(4√k), [h]
-    values: struct.Leaf  # log ‖W_h‖₂, [h]
-    mlp: struct.Leaf  # log of the ℓ2 Lipschitz constant of the MLP sublayer; 0 without
+    head: Leaf
+    layer: Leaf  # The same of the layer
+    scores: Leaf  # log ‖W_QK,h‖₂/(4√k), [h]
+    values: Leaf  # log ‖W_h‖₂, [h]
+    mlp: Leaf  # log of the ℓ2 Lipschitz constant of the MLP sublayer; 0 without
 
 
 def mean_constants(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rank_collapse import struct
-from rank_collapse.annotations import ArrayLike, Tree
+from rank_collapse.annotations import ArrayLike, Leaf, Tree
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
@@ -66,14 +66,14 @@ class BoundReport(struct.Struct):
         not_covered: Reasons why the theorems do not cover this network; () if they do.
     """
 
-    beta: struct.Leaf
-    lipschitz: struct.Leaf
-    gamma: struct.Leaf
-    log10_spread: struct.Leaf
-    admissible: struct.Leaf
-    log10_residual: struct.Leaf
-    log10_input: struct.Leaf
-    log10_c: struct.Leaf
+    beta: Leaf
+    lipschitz: Leaf
+    gamma: Leaf
+    log10_spread: Leaf
+    admissible: Leaf
+    log10_residual: Leaf
+    log10_input: Leaf
+    log10_c: Leaf
     head: PublishedSides
     layer: Sides
     stack: Sides
@@ -83,10 +83,10 @@ class BoundReport(struct.Struct):
     mean_layer: Sides
     diameter_layer: DiameterSides
     diameter: DiameterSides
-    stack_beta: struct.Leaf
-    stack_gamma: struct.Leaf
-    shrinks: struct.Leaf
-    stack_admissible: struct.Leaf
+    stack_beta: Leaf
+    stack_gamma: Leaf
+    shrinks: Leaf
+    stack_admissible: Leaf
     not_covered: tuple[str, ...] = struct.field(pytree_node=False, default=())
 
 
@@ -137,7 +137,7 @@ def bound_report(
 
 
 @full_precision
-def report_of_log(
+def report_from_log(
     params: TransformerParams, x: ArrayLike, config: TransformerConfig, log: LogTrace
 ) -> BoundReport:
     """Compute `bound_report` from the pass in logarithms of the same arguments.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from rank_collapse.annotations import ArrayLike, Leaf, Number
 from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams
-from rank_collapse.network.residual import apply_gain, normalize_tokens
+from rank_collapse.network.residual import apply_gain, normalise_tokens
 from rank_collapse.network.walk import Algebra
 from rank_collapse.theory.log_operations import LogState
 
@@ -53,7 +53,7 @@ class Tangents(Algebra):
 
     def apply_norm(self, layer, spec, state):
         """Apply the norm to the mean token x̄, and its Jacobian there to the residual."""
-        return _push_through(lambda x: normalize_tokens(spec, x[None])[0], state)
+        return _push_through(lambda x: normalise_tokens(spec, x[None])[0], state)
 
     def add_branch(self, layer, spec, state, branch_output):
         """Compute γ branch + λ state·[skip] of mean token and residual.

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.annotations import Number
+from rank_collapse.annotations import Leaf, Number
 from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
@@ -31,13 +31,13 @@ LARGEST_VARIANCE, MOST_UNEVEN = 36.0, 1.0
 class TokenKernel(struct.Struct):
     """What is expected of tokens over the weights, to leading order in 1/d."""
 
-    variance: struct.Leaf  # [n], v_i = E|x_i|²/d
-    distance: struct.Leaf  # [n, n], u_ij = E|x_i − x_j|²/2d
+    variance: Leaf  # [n], v_i = E|x_i|²/d
+    distance: Leaf  # [n, n], u_ij = E|x_i − x_j|²/2d
     # [n, n], E⟨δx_i, δx_j⟩/d of the change δx that updates of the weights make
-    change: struct.Leaf
+    change: Leaf
 
     @property
-    def covariance(self) -> struct.Leaf:
+    def covariance(self) -> Leaf:
         """Returns [n, n], E⟨x_i, x_j⟩/d."""
         v = self.variance
         return 0.5 * (v[..., :, None] + v[..., None, :]) - self.distance

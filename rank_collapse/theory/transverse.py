@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse.annotations import ArrayLike
+from rank_collapse.checks import check_whole
 from rank_collapse.network import attention as attn, covers
 from rank_collapse.network.attention_weights import equal_weights, softmax
 from rank_collapse.network.config import TransformerConfig
@@ -22,7 +23,6 @@ from rank_collapse.network.inputs import at_least_float32, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import walk_layer, walk_layers
-from rank_collapse.struct import check_whole
 from rank_collapse.theory import tangent
 from rank_collapse.theory.log_operations import LogState, around_mean
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from rank_collapse.struct import refuse_if
+from rank_collapse.checks import refuse_if
 
 
 class CacheRows:

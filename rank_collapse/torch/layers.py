@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from rank_collapse.struct import refuse, refuse_if
+from rank_collapse.checks import refuse, refuse_if
 
 # Names of the modules whose output a layer adds to the stream, in the order in which they are
 # looked up: the first that a layer has. In BERT's layers it is the projection before the sum.

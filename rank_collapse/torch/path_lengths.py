@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from rank_collapse.struct import check_whole
+from rank_collapse.checks import check_whole
 from rank_collapse.torch.exporting import export_model, without_compilation
 from rank_collapse.torch.graph import Evaluation
 from rank_collapse.torch.inner_skips import check_skips

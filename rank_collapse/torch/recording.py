@@ -1,9 +1,11 @@
 """Records the residual stream and the branches of a PyTorch model for `rank-collapse agree`.
 
-from rank_collapse.torch import record
+Example:
 
-with record(model, "a.safetensors"):
-    model(**batch)
+    from rank_collapse.torch import record
+
+    with record(model, "a.safetensors"):
+        model(**batch)
 """
 
 import contextlib
@@ -17,7 +19,7 @@ from torch import nn
 
 from rank_collapse.agree.other_inputs import OtherInputs
 from rank_collapse.agree.recording import BRANCHES, write_tensors
-from rank_collapse.struct import refuse_if
+from rank_collapse.checks import refuse_if
 from rank_collapse.torch.caches import CacheRows
 from rank_collapse.torch.layers import (
     ATTENTION,

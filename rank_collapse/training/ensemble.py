@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from rank_collapse.checks import check_numbers, check_whole, refuse_if
 from rank_collapse.printed import format_count
 from rank_collapse.runs import seeds
-from rank_collapse.struct import check_numbers, check_whole, refuse_if
 from rank_collapse.training.engine.functions import Functions
 from rank_collapse.training.engine.program import Program
 from rank_collapse.training.engine.runs import Runs, join_pieces
@@ -32,12 +32,20 @@ def _no_activity(name: str) -> contextlib.AbstractContextManager:
 
 @dataclasses.dataclass
 class Trained:
-    """The result of training: states and losses of all seeds."""
+    """The result of training: states and losses of all seeds.
 
-    state: Any  # TrainState with a leading seed axis, padded to the mesh
-    data: Any  # What `make_data` made, with a leading seed axis, padded to the mesh
-    losses: np.ndarray  # [s, epochs] mean training loss; NaN from where a seed diverged
-    watched: Any = None  # What `watch` gives before training and after each chunk: [s, looks, ...]
+    Attributes:
+        state: `TrainState` with a leading seed axis, padded to the mesh.
+        data: What `make_data` made, with a leading seed axis, padded to the mesh.
+        losses: [s, epochs], the mean training loss; NaN from where a seed diverged.
+        watched: What `watch` gives before training and after each chunk, [s, looks, ...]; None
+            without `watch`.
+    """
+
+    state: Any
+    data: Any
+    losses: np.ndarray
+    watched: Any = None
 
     @property
     def diverged_at(self) -> np.ndarray:

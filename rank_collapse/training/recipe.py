@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import Number, Tree
 from rank_collapse.network.config import TransformerConfig, check_config
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
@@ -68,10 +68,10 @@ class Recipe:
 
     def __post_init__(self):
         struct.check_static_fields(self, num_outputs=1, batch_size=1, unroll=1, num_epochs=0)
-        struct.check_numbers("[0, 1)", b1=self.b1, b2=self.b2)
+        checks.check_numbers("[0, 1)", b1=self.b1, b2=self.b2)
         norm = math.inf if self.clip_norm is None else self.clip_norm
-        struct.check_numbers("(0, inf]", eps=self.eps, clip_norm=norm, decay=self.decay)
-        struct.check_choices(self, loss=tuple(LOSSES), schedule=SCHEDULES, optimizer=OPTIMIZERS)
+        checks.check_numbers("(0, inf]", eps=self.eps, clip_norm=norm, decay=self.decay)
+        checks.check_choices(self, loss=tuple(LOSSES), schedule=SCHEDULES, optimizer=OPTIMIZERS)
         is_pair = isinstance(self.config, EncoderDecoderConfig)
         if not is_pair:
             check_config(self.config)
@@ -96,20 +96,26 @@ class Recipe:
             ),
         }
         for message, is_fault in faults.items():
-            struct.refuse_if(is_fault, message)
+            checks.refuse_if(is_fault, message)
 
 
 class Hyper(struct.Struct):
     """The values that may differ between the runs of an ensemble, all traced scalars.
 
-    `weight_decay` is added to the gradient (L2, as in Adam with decay), `init_scale` multiplies the
-    initial weights of the layers. The learning rate rises linearly over the first `warmup` steps
-    (0: at once); `label_smoothing` ε trains on labels (1 − ε) onehot + ε / c. `network` holds
-    floats of the configuration by name ("skip_gain", "init_gain", "temperature", ...), which
-    replace those of the recipe's network; None for none. For an encoder-decoder it has a dictionary
-    for each: {"encoder": {"skip_gain": ...}, "decoder": {...}}. `start` is passed to
-    `Recipe.start`. A `dropout` of None compiles no dropout at all, which is a tenth faster than a
-    rate of 0. If the recipe has dropout on the output, its rate is multiplied by `output_dropout`.
+    Attributes:
+        learning_rate: The largest learning rate, which the schedule of the recipe multiplies.
+        weight_decay: Factor of the weights that are added to the gradient (L2, as in Adam with
+            decay).
+        dropout: Rate of dropout. None compiles no dropout at all, which is a tenth faster than a
+            rate of 0.
+        output_dropout: Multiplies the rate of dropout on the output, if the recipe has it.
+        init_scale: Multiplies the initial weights of the layers.
+        warmup: Number of steps over which the learning rate rises linearly; 0 for none.
+        label_smoothing: ε: labels are (1 − ε) onehot + ε / c.
+        network: Floats of the configuration by name ("skip_gain", "init_gain", "temperature", ...),
+            which replace those of the recipe's network; None for none. For an encoder-decoder it
+            has a dictionary for each half: {"encoder": {"skip_gain": ...}, "decoder": {...}}.
+        start: Argument of `Recipe.start`.
     """
 
     learning_rate: Number = 1e-3
@@ -165,7 +171,7 @@ def check_hyper(hyper: Hyper, recipe: Recipe) -> None:
         ValueError: A value outside of its range, or of the wrong type.
     """
     kind, network = type(hyper).__name__, getattr(hyper, "network", None)
-    struct.refuse(
+    checks.refuse(
         (not isinstance(hyper, Hyper), f"hyper is a {kind}, not a Hyper"),
         (
             not isinstance(network or {}, Mapping),
@@ -174,10 +180,10 @@ def check_hyper(hyper: Hyper, recipe: Recipe) -> None:
     )
     numbers = hyper.replace(dropout=0.0) if hyper.dropout is None else hyper
     for name, interval in INTERVALS.items():
-        struct.check_numbers(interval, arrays=True, **{name: getattr(numbers, name)})
+        checks.check_numbers(interval, arrays=True, **{name: getattr(numbers, name)})
     product = {"dropout * output_dropout": numbers.dropout * numbers.output_dropout}
-    struct.check_numbers("[0, 1)", arrays=True, **product)
-    struct.refuse_if(
+    checks.check_numbers("[0, 1)", arrays=True, **product)
+    checks.refuse_if(
         recipe.loss != "cross_entropy" and np.any(hyper.label_smoothing),
         f"label_smoothing={hyper.label_smoothing} smooths classes, but loss={recipe.loss!r} has "
         "none",

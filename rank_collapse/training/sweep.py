@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from rank_collapse.checks import check_whole, refuse_if
 from rank_collapse.extras import import_package
 from rank_collapse.printed import quote_value
 from rank_collapse.runs import seeds as run_seeds
 from rank_collapse.runs.progress import Progress
-from rank_collapse.struct import check_whole, refuse_if
 from rank_collapse.training.engine import processes, tracing
 from rank_collapse.training.engine.axes import make_axes, name_value
 from rank_collapse.training.engine.constant_draws import repeats_draws

@@ -28,11 +28,17 @@ from rank_collapse.training.tasks.sequences import SequencePairs
 
 
 class TrainState(struct.Struct):
-    """Everything the next epoch needs apart from the data."""
+    """Everything the next epoch needs apart from the data.
+
+    Attributes:
+        model: The network and its classifier, or an encoder-decoder.
+        optimizer: State of `make_optimizer`.
+        key: Random key of dropout, and of the order of the examples.
+    """
 
     model: Model | EncoderDecoderParams
-    optimizer: Tree  # state of `make_optimizer`
-    key: Key  # of dropout and of the order of the examples
+    optimizer: Tree
+    key: Key
 
 
 def num_batches(num_examples: int, batch_size: int) -> int:
@@ -117,7 +123,7 @@ def train_step(
     hyper: Hyper,
     recipe: Recipe,
 ) -> tuple[TrainState, Float[Array, ""]]:
-    """Makes one Adam step on one batch.
+    """Makes one step of the optimizer on one batch.
 
     Args:
         state: State before the step.

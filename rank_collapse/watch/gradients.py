@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.annotations import Tree
+from rank_collapse.checks import refuse_if
 from rank_collapse.measures import on_jax
 from rank_collapse.measures.arrays import as_floats, on_host
 from rank_collapse.measures.norms import powers_of_four
 from rank_collapse.printed import format_count, split_numbers
-from rank_collapse.struct import refuse_if
 from rank_collapse.watch.names import PARTS
 
 

@@ -1,4 +1,4 @@
-"""How libraries name the projections to queries, keys and values: the one table of them."""
+"""The names that libraries give to the projections to queries, keys and values."""
 
 PARTS = {
     "query": (

@@ -16,7 +16,7 @@ from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
-from rank_collapse.struct import refuse_if
+from rank_collapse.checks import refuse_if
 
 Scalars = dict[str, Array]  # by name, with the layers as first axis
 Measure = Callable[..., dict[str, Any]]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from rank_collapse.struct import find_nearest
+from rank_collapse.checks import find_nearest
 
 
 def check_model(model: object) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rank_collapse.measures.documents import split_documents
-from rank_collapse.measures.monitor import ATTENTION, monitor
+from rank_collapse.measures.monitor import ATTENTION_MEASURES, monitor
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.printed import format_count
 from rank_collapse.watch.recorder import LeftOut
@@ -370,7 +370,8 @@ def measure_weights(weights: Weights, documents: Tensor) -> dict[str, Tensor]:
         keys = torch.nn.functional.pad(keys, (0, 1), value=False)
     options = {"sink_rate": {"key_mask": keys}}
     scalars = {
-        name: MEASURES[name](p, mask=is_query, **options.get(name, {})) for name in ATTENTION
+        name: MEASURES[name](p, mask=is_query, **options.get(name, {}))
+        for name in ATTENTION_MEASURES
     }
     if has_sink:
         counts = is_query.sum(dim=-1).clamp(min=1)[:, None]

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from rank_collapse.measures.spikes import TOKENS
+from rank_collapse.checks import check_choice, check_whole
+from rank_collapse.measures.spikes import TOKEN_KINDS
 from rank_collapse.printed import format_count
-from rank_collapse.struct import check_choice, check_whole
 from rank_collapse.watch.names import PARTS
 from rank_collapse.watch.recorder import (
     LeftOut,
@@ -85,7 +85,7 @@ class Watch:
 
     def __init__(self, model, every, log, tokens, layers, mask):
         check_model(model)
-        check_choice(f"tokens={tokens!r}", tokens, TOKENS)
+        check_choice(f"tokens={tokens!r}", tokens, TOKEN_KINDS)
         if mask is not None and not callable(mask):
             raise ValueError(f"mask={mask!r} is not a function of (args, kwargs)")
         self._model = weakref.ref(model)

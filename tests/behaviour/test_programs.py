@@ -45,7 +45,7 @@ CALLS = {
     "predicted_sizes": lambda seed: predicted_sizes(0.3 + 0.1 * seed, 3, 2),
     "collapse_law": lambda seed: collapse_law(0.1 * seed, 4, jnp.ones(3) + seed, jnp.ones(3)),
     "path_set_logits": lambda seed: rc.paths.path_set_logits(
-        draws.parameters(SAN, seed), READ_OUT, draws.tokens(3, 4, seed), SAN, (PATHS + seed) % 3
+        draws.parameters(SAN, seed), draws.tokens(3, 4, seed), SAN, (PATHS + seed) % 3, READ_OUT
     ),
     "monitored": lambda seed: rc.monitored(
         draws.parameters(SAN, seed), draws.tokens(3, 4, seed), SAN

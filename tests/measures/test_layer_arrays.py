@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.measures.layer_arrays import is_attention, stack_layers
+from rank_collapse.measures.layer_arrays import has_head_axis, stack_layers
 from tests.oracles import draws
 from tests.support.refusals import is_refused
 
@@ -46,7 +46,7 @@ def test_a_trace_of_a_batch_says_where_its_layers_are():
     ],
 )
 def test_attention_has_an_axis_of_heads(shape, batch_axis, expected):
-    assert is_attention(np.zeros(shape), batch_axis) is expected
+    assert has_head_axis(np.zeros(shape), batch_axis) is expected
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.measures.layer_measures import NEEDS_TWO_TOKENS
-from rank_collapse.measures.monitor import ATTENTION, TOKENS
+from rank_collapse.measures.monitor import ATTENTION_MEASURES, TOKEN_MEASURES
 from tests.support.closeness import assert_close, near
 from tests.support.refusals import is_refused
 
@@ -43,7 +43,7 @@ def test_spikes_are_left_out_of_tokens_of_examples_and_of_the_batch(choice, thre
     statistics = rc.monitor(X, P, mask=MASK, exclude="spikes", **options)
     kept = KEPT[threshold]
     examples = [change(x)[rows] for x, rows in zip(X, kept, strict=True)]
-    for name in TOKENS:
+    for name in TOKEN_MEASURES:
         least = 2 if name in NEEDS_TWO_TOKENS else 1
         values = [rc.MEASURES[name](x) for x in examples if len(x) >= least]
         assert_close(statistics[name], np.mean(values), err_msg=name)
@@ -52,7 +52,7 @@ def test_spikes_are_left_out_of_tokens_of_examples_and_of_the_batch(choice, thre
     assert_close(statistics["batch_effective_rank"], rc.effective_rank(pooled))
     assert float(statistics["left_out"]) == (MASK & ~kept).sum()
     whole = rc.monitor(X, P, mask=MASK)
-    for name in (*ATTENTION, "attention_entropy_least", "attention_entropy_largest"):
+    for name in (*ATTENTION_MEASURES, "attention_entropy_least", "attention_entropy_largest"):
         assert statistics[name] == whole[name]
     assert "left_out" not in whole
     layers = rc.profile(X[None], mask=MASK, batch_axis=1, exclude="spikes", **options)
@@ -70,7 +70,10 @@ def test_what_stands_in_the_padding_changes_nothing(exclude, choice, padding):
     options = CHOICES[choice][0] | {"mask": MASK, "exclude": exclude}
     small, padded = 1e-40 * X, np.where(MASK[..., None], 1e-40 * X, padding)
     near(rc.monitor(padded, P, **options), rc.monitor(small, P, **options), rtol=0)
-    both = [rc.profile(x[None], measures=TOKENS, batch_axis=1, **options) for x in (padded, small)]
+    both = [
+        rc.profile(x[None], measures=TOKEN_MEASURES, batch_axis=1, **options)
+        for x in (padded, small)
+    ]
     near(both[0].measures | both[0].notes, both[1].measures | both[1].notes, rtol=0)
 
 
@@ -84,9 +87,9 @@ def test_an_example_without_a_token_changes_nothing(options):
 def test_attention_is_measured_where_all_tokens_are_left_out():
     """Its means are over the tokens that exist; those of the tokens are over none."""
     whole, empty = rc.monitor(X, P), rc.monitor(X, P, exclude="spikes", threshold=0.0)
-    for name in (*ATTENTION, "attention_entropy_least", "attention_entropy_largest"):
+    for name in (*ATTENTION_MEASURES, "attention_entropy_least", "attention_entropy_largest"):
         assert empty[name] == whole[name]
-    assert all(np.isnan(empty[name]) for name in TOKENS) and empty["left_out"] == B * N
+    assert all(np.isnan(empty[name]) for name in TOKEN_MEASURES) and empty["left_out"] == B * N
 
 
 def test_an_example_of_which_one_token_is_left_has_no_ratio_to_count():

@@ -10,7 +10,10 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.measures.layer_measures import NEEDS_TWO_TOKENS
-from rank_collapse.measures.monitor import ATTENTION, TOKENS
+from rank_collapse.measures.monitor import (
+    ATTENTION_MEASURES as MONITORED_ATTENTION,
+    TOKEN_MEASURES as MONITORED_TOKENS,
+)
 from rank_collapse.measures.table import COLLAPSE, check_measure_names
 from tests.support.closeness import near
 from tests.support.refusals import is_refused
@@ -35,7 +38,7 @@ def test_every_row_says_what_it_is():
         assert measure.of is getattr(rc.measures, name) and measure.needs in NEEDS
         assert measure.meaning and measure.cost
         assert measure.alarm is None or measure.alarm.name == name
-    assert {*TOKENS, *ATTENTION} <= rc.MEASURES.keys()
+    assert {*MONITORED_TOKENS, *MONITORED_ATTENTION} <= rc.MEASURES.keys()
     weights = INPUTS["attention"]
     assert {t.name for t in COLLAPSE} - {"loss"} <= rc.monitor(X[:2], weights).keys()
     is_refused(
@@ -172,8 +175,8 @@ def test_monitor_leaves_out_what_is_not_there(traced):
     none = fn(X, attention, 0 * ROWS)
     assert all(np.isnan(value) for value in none.values())
     broken = fn(np.where(X[0, 0, 0] == X, np.nan, X), attention, ROWS)
-    assert all(np.isnan(broken[name]) for name in TOKENS)
-    assert all(np.isfinite(broken[name]) for name in ATTENTION)
+    assert all(np.isnan(broken[name]) for name in MONITORED_TOKENS)
+    assert all(np.isfinite(broken[name]) for name in MONITORED_ATTENTION)
 
 
 def test_precision_is_that_of_the_widest():

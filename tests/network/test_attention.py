@@ -108,7 +108,7 @@ def test_a_function_that_gives_the_output_takes_the_place_of_the_weights():
             lambda: attn.multi_head_attention(
                 one_layer()[1], tokens(3), tokens(3), edit={"q": abs, "keys": abs}
             ),
-            "place 'keys' is not one of .* of attention",
+            "edit point 'keys' is not one of .* of attention",
         ),
         (lambda: attend_by_sums(dropout_key=jax.random.key(0)), "cannot be edited or dropped"),
         (lambda: attend_by_sums(edit={"weights": abs}), "cannot be edited or dropped"),

@@ -268,7 +268,7 @@ def test_what_is_refused():
             {"atention": make_edit("")},
             r"'atention' is not one of \('q', 'k', 'v', 'scores'",
         ),
-        ({"cross_q": make_edit("")}, "place 'cross_q' is not one of"),
+        ({"cross_q": make_edit("")}, "edit point 'cross_q' is not one of"),
         (
             {"scores": lambda value, layer: None},
             r"'scores' returned NoneType for a value of shape \(2,",
@@ -291,12 +291,12 @@ def test_what_is_refused():
             lambda: rc.log_residual_profile(params, x, CONFIG, edit=bend),
             "a residual in logarithms does not cover an edit of 'residual'",
         ),
-        (lambda: rc.apply(params, x, CONFIG, keep=("heads",)), "place 'heads' is not one of"),
+        (lambda: rc.apply(params, x, CONFIG, keep=("heads",)), "edit point 'heads' is not one of"),
         (
             lambda: rc.network.multi_head_attention(
                 params.layers.attention, x, x, edit={"hidden": make_edit("")}
             ),
-            "place 'hidden' is not one of",
+            "edit point 'hidden' is not one of",
         ),
     )
 

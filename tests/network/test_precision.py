@@ -32,7 +32,7 @@ MEASURES = {
     "head_contributions": lambda p, x: rc.head_contributions(p, x, CONFIG),
     "path_state": lambda p, x: rc.paths.path_state(p, x, CONFIG, PATHS[0, 0]),
     "path_set_states": lambda p, x: rc.paths.path_set_states(p, x, CONFIG, PATHS),
-    "path_set_logits": lambda p, x: rc.paths.path_set_logits(p, CLASSIFIER, x, CONFIG, PATHS),
+    "path_set_logits": lambda p, x: rc.paths.path_set_logits(p, x, CONFIG, PATHS, CLASSIFIER),
     "log_residual_profile": lambda p, x: rc.log_residual_profile(p, x, CONFIG),
     "bound_report": lambda p, x: (
         rc.bound_report(p.replace(layers=p.layers.replace(mlp=None)), x, SAN).layer.tightness

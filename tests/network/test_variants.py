@@ -227,7 +227,7 @@ def attend_to_other_tokens():
             lambda: run_network(rc.san_skip(2, H, D, mix=lambda q, k, v, context: v)),
             r"mix returned the shapes \(\(.*\), None\), but \(M, out\) must have",
         ),
-        (lambda: run_with_edit("cross_input"), "place 'cross_input' is not one of"),
+        (lambda: run_with_edit("cross_input"), "edit point 'cross_input' is not one of"),
         (lambda: run_sinks((3, H)), r"value of shape \(3, 2\) is not a number"),  # 2 layers
         (lambda: run_sinks((1, H)), r"value of shape \(1, 2\) is not a number"),
     ]

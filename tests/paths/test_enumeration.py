@@ -170,7 +170,7 @@ def test_every_case_equals_the_published_code(reference, as_users, request):
     @jax.jit
     def compute_logits(params, inputs):
         states = jax.vmap(lambda x: apply(params, x, config).output)(inputs)
-        return classify_states(classifier, states, normalize=False)
+        return classify_states(classifier, states, normalise=False)
 
     differences = {
         "logits/full": compare_logits(compute_logits(params, inputs), data["logits/full"])
@@ -179,7 +179,7 @@ def test_every_case_equals_the_published_code(reference, as_users, request):
     @partial(jax.jit, static_argnums=1)
     def evaluate(sets, no_sub_path):
         def single(x):
-            arguments = params, classifier, x, config, sets
+            arguments = params, x, config, sets, classifier
             return path_set_logits(*arguments, no_sub_path=no_sub_path)
 
         return jax.vmap(single)(inputs)

@@ -254,7 +254,7 @@ def test_logits_ignore_scale_and_common_shift_unless_asked():
     unit = (x - x.mean(axis=-1, keepdims=True)) / x.std(axis=-1, keepdims=True)
     assert_close(classify_states(classifier, x), unit @ w + b, atol=1e-5)
     assert_close(classify_states(classifier, 7 * x + 3), unit @ w + b, atol=1e-5)
-    logits = classify_states(classifier, x[0], normalize=False)
+    logits = classify_states(classifier, x[0], normalise=False)
     assert_close(logits, x[0] @ w + b, atol=1e-5)
 
 
@@ -263,7 +263,7 @@ def test_logits_of_a_set_take_the_options_of_its_states():
     paths, classifier = np.array([[[0, 1, 2], [1, 1, 0]]]), (np.eye(D), np.zeros(D))
     options = {"semantics": "frozen", "mask": np.arange(N) < 3, "keep": np.array([True, False])}
     states = rc.paths.path_set_states(params, x, config, paths, **options)
-    logits = rc.paths.path_set_logits(params, classifier, x, config, paths, **options)
+    logits = rc.paths.path_set_logits(params, x, config, paths, classifier, **options)
     np.testing.assert_allclose(logits, classify_states(classifier, states), rtol=1e-6)
     alone = rc.paths.path_set_states(params, x, config, paths[:, :1], **options | {"keep": None})
     np.testing.assert_allclose(states, alone, rtol=1e-6)

@@ -73,12 +73,12 @@ def test_transport_is_the_jacobian_in_a_scan_and_in_a_loop(inputs, layer):
     want = np.einsum("tisj,j->tsi", compute_jacobian(params, x, layer), v)
     options = {"layer": layer, "branches": "attention"}
     for fn in (name_states(params, CONFIG), by_hand(params)):
-        moved = in_one_program(transport, fn, x, v, skip=2, **options)
+        moved = in_one_program(transport, fn, x, v, first_position=2, **options)
         assert_close(moved.total, want[2:, 2:].sum(0).mean(0), rtol=1e-9, atol=1e-10)
         assert_close(moved.by_length.sum(0), moved.total, atol=1e-10)
         # no path passes more attentions than there are layers left
         assert np.all(np.abs(moved.by_length[DEPTH - layer :]) < 1e-12)
-        one = in_one_program(transport, fn, x, v, skip=0, sources=3, **options)
+        one = in_one_program(transport, fn, x, v, first_position=0, sources=3, **options)
         assert_close(one.by_position.sum(0), want[:, 3], rtol=1e-9, atol=1e-10)
 
 
@@ -88,7 +88,7 @@ def test_frozen_transport_starts_at_the_state_as_path_contributions_do(inputs):
     params, x = inputs
     hidden = np.asarray(rc.apply(params, x, CONFIG).hidden)
     fn = name_states(params, CONFIG)
-    options = {"layer": 0, "branches": "attention", "skip": 0, "freeze": True}
+    options = {"layer": 0, "branches": "attention", "first_position": 0, "freeze": True}
     moved = in_one_program(transport, fn, x, hidden[1], **options)
     later = jax.tree.map(lambda a: a[1:], params.layers)
     want = rc.path_contributions(
@@ -140,7 +140,7 @@ def test_the_ranks_at_all_distances_of_one_attention(x64, freeze):
 def test_longest_leaves_the_total_whole(inputs):
     params, x = inputs
     fn, v = name_states(params, CONFIG), np.arange(D)  # ones would not pass a LayerNorm
-    options = {"layer": 0, "branches": "attention", "sources": [0, 3], "skip": 2}
+    options = {"layer": 0, "branches": "attention", "sources": [0, 3], "first_position": 2}
     whole = transport(fn, x, v, **options)
     assert_close(whole.by_length, whole.by_position[:, 2:].sum(axis=1) / 2, atol=1e-12)
     assert np.abs(whole.by_position[:, :2]).max() > 1e-3
@@ -153,7 +153,12 @@ def test_longest_leaves_the_total_whole(inputs):
 
 
 def call(**changes):
-    options = {"direction": np.ones(D), "layer": 0, "branches": "attention", "skip": 0} | changes
+    options = {
+        "direction": np.ones(D),
+        "layer": 0,
+        "branches": "attention",
+        "first_position": 0,
+    } | changes
     fn = name_states(draws.parameters(CONFIG), CONFIG)
     return transport(fn, np.ones((N, D), np.float32), **options)
 
@@ -171,7 +176,7 @@ def call(**changes):
             {"direction": np.ones(3)},
             r"direction has the shape \[3\], but must have the shape \[8\] or \[6, 8\]",
         ),
-        ({"skip": 6}, "skip=6 leaves out all 6 positions, but must be below 6"),
+        ({"first_position": 6}, "first_position=6 leaves out all 6 positions, but must be below 6"),
         ({"sources": 6}, r"sources=\[6\] must be positions from 0 to 5"),
         ({"branches": {"attention": "a"}}, "transport counts one kind"),
         ({"sources": [True, False]}, r"sources=\[True, False\] must be positions from 0 to 5"),
@@ -196,9 +201,11 @@ def test_what_is_no_stack_of_states_and_distances_beyond_it_are_refused():
         return x + checkpoint_name(2 * checkpoint_name(x, "residual"), "attention")
 
     message = r"fn has states of the shape \[1, 6, 8\], but transport needs \[n, d\]"
-    is_refused(message, transport, fn, x[None], np.ones(D), skip=0, **options)
+    is_refused(message, transport, fn, x[None], np.ones(D), first_position=0, **options)
     message = r"fn returns the shape \[8\], but must return states \[n, d\]"
-    is_refused(message, transport, lambda x: fn(x).sum(0), x, np.ones(D), skip=0, **options)
+    is_refused(
+        message, transport, lambda x: fn(x).sum(0), x, np.ones(D), first_position=0, **options
+    )
     for distances in ([0, 4], [-1]):
         message = rf"distances={re.escape(str(distances))} must be from 0 to 3, because source=2 is"
         is_refused(message, transport_ranks, fn, x, source=2, distances=distances, **options)
@@ -222,7 +229,7 @@ def test_a_name_in_a_condition_is_refused():
         )
 
     with pytest.raises(ValueError, match="matches a name inside jax"):
-        transport(fn, np.ones((4, 3)), np.ones(3), layer=0, branches="a", skip=0)
+        transport(fn, np.ones((4, 3)), np.ones(3), layer=0, branches="a", first_position=0)
 
 
 @pytest.mark.parametrize("layer", [0, 1, 4, 5])
@@ -241,12 +248,12 @@ def test_states_around_a_scan_and_two_in_each_step_count_as_layers(x64, layer):
         )
         return 5 * checkpoint_name(x, "residual")
 
-    moved = transport(fn, x, v, layer=layer, branches="attention", skip=0, sources=1)
+    moved = transport(fn, x, v, layer=layer, branches="attention", first_position=0, sources=1)
     one = np.eye(D)
     maps = [one + weights[0], 2 * one, one + weights[1], 2 * one, 3 * one, 5 * one]
     assert_close(moved.total, functools.reduce(np.matmul, maps[layer:], v), rtol=1e-9)
     # a position that is named twice counts twice in the mean
-    options = {"layer": layer, "branches": "attention", "skip": 0}
+    options = {"layer": layer, "branches": "attention", "first_position": 0}
     repeated = transport(fn, x, v, sources=[1, 3, 1], **options)
     assert_close(repeated.total, moved.total, rtol=1e-9)
     assert_close(repeated.arriving[1], 2 * moved.total, rtol=1e-9)

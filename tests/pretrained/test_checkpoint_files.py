@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rank_collapse.pretrained.checkpoint_files import (
-    as_array,
+    convert_tensor,
     live_model,
     open_weights,
     read_config,
@@ -174,11 +174,14 @@ def test_a_tensor_of_a_dtype_that_numpy_lacks_is_refused():
 
     for kind in (torch.float8_e4m3fn, torch.float8_e5m2):
         message = f"unsupported dtype {str(kind)[6:]}, as in a quantised checkpoint"
-        is_refused(message, as_array, torch.ones(2).to(kind))
+        is_refused(message, convert_tensor, torch.ones(2).to(kind))
     wide = torch.tensor([1.0, 2.5], dtype=torch.bfloat16)
-    assert as_array(wide).tolist() == [1, 2.5] and as_array(wide).dtype == ml_dtypes.bfloat16
-    assert as_array(torch.ones(2, requires_grad=True)).tolist() == [1, 1]
-    is_refused("a tensor is on the device 'meta'", as_array, torch.ones(2, device="meta"))
+    assert (
+        convert_tensor(wide).tolist() == [1, 2.5]
+        and convert_tensor(wide).dtype == ml_dtypes.bfloat16
+    )
+    assert convert_tensor(torch.ones(2, requires_grad=True)).tolist() == [1, 1]
+    is_refused("a tensor is on the device 'meta'", convert_tensor, torch.ones(2, device="meta"))
 
 
 DTYPES = {

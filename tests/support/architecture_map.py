@@ -13,7 +13,7 @@ PACKAGES = ("rank_collapse", "experiments")
 # The levels of rank_collapse, the lowest first. Packages of the second level do not import each
 # other. Above it a package may import those that are named before it on its level.
 LEVELS = (
-    ("annotations", "printed", "regular", "struct", "extras"),  # what everything is made of
+    ("annotations", "printed", "regular", "checks", "struct", "extras"),
     ("measures", "text", "runs"),
     ("network", "agree", "report"),
     ("theory", "paths", "flax_adapters", "watch", "jax_watch", "torch", "scaling"),

@@ -18,7 +18,7 @@ from tests.support.closeness import assert_close, near
 
 def test_the_report_of_a_log_is_that_of_its_network(head_cases, x64):
     params, x, config, expected = head_cases[3]
-    report = reports.report_of_log(params, x, config, log_trace(params, x, config))
+    report = reports.report_from_log(params, x, config, log_trace(params, x, config))
     jax.tree.map(lambda a, b: assert_close(a, b, rtol=1e-9), report, expected)
 
 

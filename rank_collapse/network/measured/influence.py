@@ -4,15 +4,15 @@ Axis letters: n tokens, d width, l layers, s removed layers.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rank_collapse.annotations import ArrayLike, Tree
+from rank_collapse.checks import check_whole
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, States, WalkResult, run_pass
@@ -20,7 +20,6 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import scale_summands
 from rank_collapse.network.transformer import LayerValues, compute_layer
 from rank_collapse.network.walk import Layer, SublayerValues
-from rank_collapse.struct import check_whole
 
 
 @full_precision
@@ -135,8 +134,6 @@ def attention_share(layer: Layer, x: Array, layer_values: LayerValues) -> Float[
 class InfluencePass(States):
     """`layer_influence` layer by layer, which needs the states of all layers at the end."""
 
-    covers: ClassVar[Covers] = EVERYTHING
-
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
     ) -> tuple[Tree, Tree]:
@@ -158,7 +155,7 @@ class InfluencePass(States):
         return carry, (layer_values.trace.hidden, measures)
 
     def build_result(self, walk_result: WalkResult) -> dict[str, Float[Array, "..."]]:
-        """Adds to the measures of the layers those that compare the states X^0 .. X^L of all
+        """Add to the measures of the layers those that compare the states X^0 .. X^L of all
         layers.
 
         They are means over tokens that exist: "layer_cosine" of a layer's change and the state
@@ -172,7 +169,7 @@ class InfluencePass(States):
         unit = states / jnp.where(length == 0, 1, length)
 
         def half_angle(u, v):
-            """Computes half the angle of unit vectors by Kahan's formula: arccos loses half the
+            """Compute half the angle of unit vectors by Kahan's formula: arccos loses half the
             digits where directions are nearly equal."""
             return jnp.arctan2(jnp.linalg.norm(u - v, axis=-1), jnp.linalg.norm(u + v, axis=-1))
 
@@ -229,7 +226,7 @@ class RemovalPass(LayerPass):
         is_spared = exists & (jnp.cumsum(exists) <= self.spare)
 
         def apply_layer(x):
-            """Applies the layer in one network without a block, and compares its change with the
+            """Apply the layer in one network without a block, and compare its change with the
             full network's.
 
             Returns:
@@ -244,7 +241,7 @@ class RemovalPass(LayerPass):
             return state, total, jnp.max(by_token)
 
         def advance_slot(_, slot):
-            """Advances the network of one slot by this layer.
+            """Advance the network of one slot by this layer.
 
             Before its removed block the slot has no state. At the block's first layer it takes the
             state of the full network, inside the block it keeps it (spared tokens follow the full
@@ -270,7 +267,7 @@ class RemovalPass(LayerPass):
         return carry, differences
 
     def build_result(self, walk_result: WalkResult) -> dict[str, Float[Array, "..."]]:
-        """Compares the outputs without each layer with the output of the full model."""
+        """Compare the outputs without each layer with the output of the full model."""
         output, mask = walk_result.output, walk_result.prepared.token_mask
         outputs = jax.vmap(lambda x: walk_result._replace(last_state=x).output)(walk_result.carry)
         full, without = zero_padding(output, mask), zero_padding(outputs, mask)

@@ -1,7 +1,6 @@
 """The forward pass with the scalars of `rc.monitor` of every layer."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 from jaxtyping import Array, Float
@@ -9,7 +8,6 @@ from jaxtyping import Array, Float
 from rank_collapse.annotations import ArrayLike, Tree
 from rank_collapse.measures.monitor import monitor
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, WalkResult, run_pass
@@ -49,8 +47,6 @@ def monitored(
 @dataclasses.dataclass(frozen=True)
 class MonitorPass(LayerPass):
     """`monitored` layer by layer."""
-
-    covers: ClassVar[Covers] = EVERYTHING
 
     attention: bool = True
 

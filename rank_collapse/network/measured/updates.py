@@ -41,11 +41,11 @@ def output_change(
         [L + 1], 2 for unrelated outputs. At L it is |F(x, W) − F(x, W*)|² of Liu et al. 2020.
     """
 
-    def normalize_states(weights):
+    def normalise_states(weights):
         hidden = apply(weights, x, config, **inputs).hidden
         return jax.vmap(lambda h: apply_norm(None, h, config.norm, config.norm_eps))(hidden)
 
-    difference = normalize_states(params) - normalize_states(other)
+    difference = normalise_states(params) - normalise_states(other)
     mask = inputs.get("mask")
     token_mask = None if mask is None or np.ndim(mask) > 1 else as_mask(mask)
     return jnp.mean(jnp.mean(jnp.square(difference), axis=2), axis=1, where=token_mask)

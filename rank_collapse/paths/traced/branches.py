@@ -206,7 +206,7 @@ class Branches:
 
 
 def _compile(pattern: object) -> re.Pattern:
-    """Compiles a pattern of `branches`; a wrong one raises a ValueError."""
+    """Compile a pattern of `branches`; a wrong one raises a ValueError."""
     if not isinstance(pattern, str | re.Pattern) or not pattern:
         raise ValueError(f"branches={pattern!r} is not a regular expression")
     try:

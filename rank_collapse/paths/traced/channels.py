@@ -37,7 +37,7 @@ class LazySums:
 
     @property
     def array(self) -> AnyArray:
-        """Computes the sums at the first call, [lengths, ...], and returns them.
+        """Compute the sums at the first call, [lengths, ...], and return them.
 
         The sums of a value are computed from those of its sources. A stack takes the place of
         recursion, because a deep network would exceed Python's limit.
@@ -53,7 +53,7 @@ class LazySums:
         return self._array
 
     def _finish(self):
-        """Computes the sums from those of the sources, and lets go of the sources."""
+        """Compute the sums from those of the sources, and let go of the sources."""
         if self._array is None:
             self._array = self._compute(*(s._array for s in self._sources))
             self._compute, self._sources = None, ()

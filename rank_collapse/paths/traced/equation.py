@@ -43,11 +43,11 @@ def move_entries(value: Value, move: Callable, key: Any, slots: Slots) -> Value:
     move_sums, shape = slots.map(move), value.array.shape
 
     def move_computed(compute):
-        """Returns a function that computes an array of the value's shape and moves it."""
+        """Return a function that computes an array of the value's shape and moves it."""
         return lambda: move(jnp.broadcast_to(compute(), shape))
 
     def move_form(form):
-        """Moves a description of the value as a function f(h): h, f′(h) and f(h)/h."""
+        """Move a description of the value as a function f(h): h, f′(h) and f(h)/h."""
         root = form.root.derive(key, move, move_sums)
         quotient = None if form.quotient is None else move_computed(form.quotient)
         return Form(root, form.at_zero, move_computed(form.slope), quotient)
@@ -180,7 +180,7 @@ class Equation:
         ]
 
         def compute_slope():
-            """Computes f′ of the result by the chain rule; constants have no slope."""
+            """Compute f′ of the result by the chain rule; constants have no slope."""
             tangents = [
                 None if part is None or not is_inexact(a) else part.slope()
                 for part, a in zip(parts, arrays, strict=True)
@@ -277,7 +277,7 @@ class Equation:
         arrays = [v.array for v in values]
 
         def compute(tangent):
-            """Computes the equation on the argument's sum of one path length."""
+            """Compute the equation on the argument's sum of one path length."""
             arguments = [tangent if i == position else a for i, a in enumerate(arrays)]
             return bind(self.eqn, arguments)[0]
 

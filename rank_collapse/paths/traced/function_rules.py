@@ -115,7 +115,7 @@ def take_larger(equation: Equation, values: Sequence[Value]) -> Value:
     takes_other = order(values[1 - constant].array, values[constant].array)
 
     def choose_quotient(parts):
-        """Finds the function for the quotient g of the larger value, g h; None if one of the two is
+        """Find the function for the quotient g of the larger value, g h; None if one of the two is
         not known in this form."""
         for value, part in zip(values, parts, strict=True):
             if part is None and not _equals(value.fill, 0):
@@ -124,7 +124,7 @@ def take_larger(equation: Equation, values: Sequence[Value]) -> Value:
                 return None
 
         def choose(*quotients):
-            """Returns g of the chosen value, with g h the value; 0 for a constant 0."""
+            """Return g of the chosen value, with g h the value; 0 for a constant 0."""
             other, tied = quotients[1 - constant], quotients[constant]
             return jnp.where(takes_other, other, 0 if tied is None else tied)
 
@@ -154,7 +154,7 @@ def _select_sums(equation, takes_second, first, second):
     has_sums = [value.sums is not None for value in (first, second)]
 
     def choose(*tangents):
-        """Chooses between the sums of one path length, entry by entry."""
+        """Choose between the sums of one path length, entry by entry."""
         zero = jnp.zeros((), tangents[0].dtype)
         pair = [zero if t is None else t for t in place_tangents(tangents, has_sums)]
         return jnp.where(takes_second, pair[1], pair[0])
@@ -181,7 +181,7 @@ def select(equation: Equation, values: Sequence[Value]) -> Value:
         return join(equation, array, [make_frozen(predicate.array), *cases])
 
     def select_quotient(parts):
-        """Finds the function for the quotient g of the selected values, g h; None if one of them is
+        """Find the function for the quotient g of the selected values, g h; None if one of them is
         not known in this form."""
         for value, part in zip(cases, parts[1:], strict=True):
             if part is None and not _equals(value.fill, 0):
@@ -190,7 +190,7 @@ def select(equation: Equation, values: Sequence[Value]) -> Value:
                 return None
 
         def fill(_, *quotients):
-            """Selects between the quotients g of the values, with g h = f(h); 0 for a constant
+            """Select between the quotients g of the values, with g h = f(h); 0 for a constant
             0."""
             shape = array.shape
             filled = [

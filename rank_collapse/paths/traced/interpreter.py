@@ -266,7 +266,7 @@ class Interpreter:
             return [make_frozen(a) for a in outs]
 
         def push(*tangents):
-            """Applies the derivative of the equation to the sums of one path length."""
+            """Apply the derivative of the equation to the sums of one path length."""
             return push_tangents(eqn, arrays, place_tangents(tangents, has_sums))
 
         try:
@@ -280,7 +280,7 @@ class Interpreter:
             ) from None
 
         def make_result(index, array):
-            """Makes a result of the equation: frozen if it has no derivative."""
+            """Make a result of the equation: frozen if it has no derivative."""
             if not is_inexact(array):
                 return make_frozen(array)
             return make_state(array, LazySums(lambda sums: sums[index], [pushed]))
@@ -300,7 +300,7 @@ class Interpreter:
         self.branches.num_shifts[axis] += 1
 
         def move(sums):
-            """Moves the sums to paths of one length more."""
+            """Move the sums to paths of one length more."""
             return self.slots.shift(sums, axis)
 
         # `derive` gives the root's array unchanged.
@@ -328,7 +328,7 @@ class _Frame:
         self.crossings = {}
 
     def define(self, variables, values, entry=None):
-        """Stores values, and the branch in which they were made (None: that of the frame)."""
+        """Store values, and the branch in which they were made (None: that of the frame)."""
         for variable, value in zip(variables, values, strict=True):
             self.values[variable] = value
             if entry is not None and entry != self.entry:

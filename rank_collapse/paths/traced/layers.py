@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.paths.traced.stream import Sum
-from rank_collapse.struct import refuse_if
 
 
 class LayerArrays(NamedTuple):

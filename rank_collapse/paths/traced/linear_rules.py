@@ -160,7 +160,7 @@ def _add_quotients(equation, values, parts):
         return None
 
     def combine(*quotients):
-        """Adds the quotients g of the arguments, with g h = f(h); that of a constant is None."""
+        """Add the quotients g of the arguments, with g h = f(h); that of a constant is None."""
         example = next(q for q in quotients if q is not None)
         terms = [jnp.zeros_like(example) if q is None else q for q in quotients]
         return bind(equation.eqn, terms)[0]

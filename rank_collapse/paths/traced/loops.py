@@ -240,10 +240,10 @@ class _Scan:
         stacked_sizes = self.find_stacked_sizes(labels, sizes_by_part[-1])
 
         def make_part(part_sizes):
-            """Makes the function of one step, which computes with the slots of a part alone."""
+            """Make the function of one step, which computes with the slots of a part alone."""
 
             def compute(carry, slices):
-                """Runs one step with the slots of the part.
+                """Run one step with the slots of the part.
 
                 Returns:
                     (carry, (arrays, sums) of what is stacked), with the slots of the whole scan.
@@ -264,7 +264,7 @@ class _Scan:
         parts = [make_part(part_sizes) for part_sizes in sizes_by_part]
 
         def body(carry, slices):
-            """Runs a step with the slots of the part of the scan that it belongs to."""
+            """Run a step with the slots of the part of the scan that it belongs to."""
             part = jnp.searchsorted(jnp.asarray(stops), slices[-1], side="right")
             return jax.lax.switch(part, parts, carry, slices)
 
@@ -354,11 +354,11 @@ def run_cond(
     out_labels = {}  # {number of a branch: labels of its results}
 
     def make_branch(number, program):
-        """Makes the function of one branch on arrays and sums; it also notes result labels."""
+        """Make the function of one branch on arrays and sums; it notes their labels."""
         jaxpr, constants = open_program(program)
 
         def compute(arrays, sums):
-            """Runs the body once: (arrays, sums) of its results, whose labels it keeps."""
+            """Run the body once: (arrays, sums) of its results, whose labels it keeps."""
             arguments = []
             for i, operand in enumerate(operands):
                 is_known_number = labels[i].kind < Kind.STATE and operand.fill is not None
@@ -384,11 +384,11 @@ def run_cond(
     sizes = run.slots.largest([s for _, sums in shapes for s in sums if s is not None])
 
     def pad(branch):
-        """Makes a case of the condition whose sums have as many slots as those of the largest
+        """Make a case of the condition whose sums have as many slots as those of the largest
         case."""
 
         def compute(arrays, sums):
-            """Runs the case, and pads the sums of its results."""
+            """Run the case, and pad the sums of its results."""
             out_arrays, out_sums = branch(arrays, sums)
             filled = [
                 fill_sums(label, a, s, sizes, run)

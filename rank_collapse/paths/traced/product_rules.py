@@ -49,13 +49,13 @@ def scale(equation: Equation, values: Sequence[Value], position: int) -> Value:
         return make_frozen(array)
 
     def scale_quotient(parts):
-        """Returns the scaled quotient of the argument at the position, or None for f(h)/h."""
+        """Return the scaled quotient of the argument at the position, or None for f(h)/h."""
         part = parts[position]
         if part.quotient is None and not part.is_exact:
             return None
 
         def compute():
-            """Computes the quotient g of the result, where g h is the result, at the call."""
+            """Compute the quotient g of the result, where g h is the result, at the call."""
             arguments = list(arrays)
             arguments[position] = compute_quotient(value, part)
             return bind(equation.eqn, arguments)[0]
@@ -95,7 +95,7 @@ def multiply(equation: Equation, values: Sequence[Value]) -> Value:
         return equation.make_product(array, values)
 
     def multiply_quotients(parts):
-        """Finds the quotient g of the product p(h) of two functions of one state h, with g h =
+        """Find the quotient g of the product p(h) of two functions of one state h, with g h =
         p(h).
 
         If a factor f has f(0) = 0, g is f(h)/h times the other factor.
@@ -112,7 +112,7 @@ def multiply(equation: Equation, values: Sequence[Value]) -> Value:
         one, other = exact[0], 1 - exact[0]
 
         def compute():
-            """Computes f(h)/h of the first factor f with f(0) = 0, times the other factor."""
+            """Compute f(h)/h of the first factor f with f(0) = 0, times the other factor."""
             return compute_quotient(values[one], parts[one]) * values[other].array
 
         return compute
@@ -194,7 +194,7 @@ def divide(equation: Equation, values: Sequence[Value]) -> Value:
         return make_frozen(array)
 
     def divide_quotients(parts):
-        """Finds the quotient g of f(h)/d, with g h = f(h)/d: f(h)/h over d. None unless f(0) =
+        """Find the quotient g of f(h)/d, with g h = f(h)/d: f(h)/h over d. None unless f(0) =
         0."""
         if parts[0] is None or not parts[0].is_exact:
             return None

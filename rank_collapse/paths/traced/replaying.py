@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.agree.other_inputs import OtherInputs
-from rank_collapse.struct import refuse_if
+from rank_collapse.checks import refuse_if
 
 # Where a value comes from: not from the stream, from a replaced state, from a state of this run.
 OUTSIDE, REPLACED, ITS_OWN = range(3)
@@ -38,7 +38,7 @@ class Replacement:
         self._roots: list[Any] = []  # of the branches that were added, in their order
 
     def place_state(self, number: int, array: Any) -> Any | None:
-        """Returns the other run's state in the place of a value; None if the value is not a state.
+        """Return the other run's state in the place of a value; None if the value is not a state.
 
         Args:
             number: Number of the value.

@@ -96,7 +96,7 @@ class StreamReader:
         self._read: set[int] = set()  # numbers of values that more than copies and factors read
 
     def start(self, array: AnyArray) -> Tagged:
-        """Returns the input of the program.
+        """Return the input of the program.
 
         Args:
             array: The input.
@@ -125,7 +125,7 @@ class StreamReader:
         values |= dict(zip(jaxpr.invars, arguments, strict=True))
 
         def read(variable):
-            """Returns the value of a variable or of a literal."""
+            """Return the value of a variable or of a literal."""
             return (
                 Tagged(variable.val) if isinstance(variable, jax_core.Literal) else values[variable]
             )
@@ -355,7 +355,7 @@ class StreamReader:
         carry, step = values[num_in_condition + num_in_body :], 0
 
         def goes_on():
-            """Returns whether the loop's condition holds."""
+            """Return whether the loop's condition holds."""
             (result,) = self.run(condition, condition_constants, [*in_condition, *carry])
             return bool(result.array)
 

@@ -27,7 +27,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def find_family(model_type: Any) -> Family:
-    """Returns the family of a `model_type`."""
+    """Return the family of a `model_type`."""
     if model_type is None:
         raise ValueError('config.json has no model_type: add an entry such as "model_type": "bert"')
     if not isinstance(model_type, str) or model_type not in FAMILIES:

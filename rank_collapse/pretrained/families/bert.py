@@ -10,7 +10,7 @@ from rank_collapse.pretrained.family import (
     Entry,
     Family,
     Initialisation,
-    Leaf,
+    NamedTensor,
     Names,
     Settings,
 )
@@ -33,16 +33,18 @@ def _roberta_fields(settings):
 
 _EMBEDDING = {
     "embedding.tokens": "embeddings.word_embeddings.weight",
-    "embedding.positions": Leaf("embeddings.position_embeddings.weight", "rows e"),
+    "embedding.positions": NamedTensor("embeddings.position_embeddings.weight", "rows e"),
     "embedding.norm": "embeddings.LayerNorm",
 }
 
 
 def _bert_names(weights, settings):
-    """Names the tensors of BERT; segments only if the settings have types of tokens."""
+    """Name the tensors of BERT; segments only if the settings have types of tokens."""
     outside = dict(_EMBEDDING)
     if settings["type_vocab_size"]:
-        outside["embedding.segments"] = Leaf("embeddings.token_type_embeddings.weight", "s e")
+        outside["embedding.segments"] = NamedTensor(
+            "embeddings.token_type_embeddings.weight", "s e"
+        )
     return Names("encoder.layer.{}", _BERT_LAYER, outside)
 
 
@@ -104,7 +106,7 @@ ROBERTA = XLM_ROBERTA.derive("roberta", entries={"vocab_size": 50265})
 
 
 def _albert_rows(settings: Settings):
-    """Returns the layers that are used, as (group, place in the group), and the row of each depth.
+    """Return the layers that are used, as (group, place in the group), and the row of each depth.
 
     Each of `num_hidden_layers` steps runs through all inner layers of its group.
     """
@@ -129,7 +131,7 @@ def _albert_fields(settings):
 
 
 def _albert_names(weights, settings):
-    """Names the tensors of ALBERT, whose embedding is projected to the width."""
+    """Name the tensors of ALBERT, whose embedding is projected to the width."""
     outside = _bert_names(weights, settings).outside
     outside["embedding.project"] = "encoder.embedding_hidden_mapping_in"
     layer = {

@@ -16,7 +16,7 @@ from rank_collapse.pretrained.family import (
     Entry,
     Family,
     Initialisation,
-    Leaf,
+    NamedTensor,
     Names,
     Settings,
     count_entry,
@@ -147,12 +147,12 @@ SHARED_NORM = NAMES._replace(layer=ATTENTION | MLP | ONE_NORM)
 # Of each head, and over all heads together.
 QK_NORMS = {
     "head": {
-        "attention.q_norm": Leaf("self_attn.q_norm.weight", "k"),
-        "attention.k_norm": Leaf("self_attn.k_norm.weight", "k"),
+        "attention.q_norm": NamedTensor("self_attn.q_norm.weight", "k"),
+        "attention.k_norm": NamedTensor("self_attn.k_norm.weight", "k"),
     },
     "width": {
-        "attention.q_norm": Leaf("self_attn.q_norm.weight", "(h k) -> h k"),
-        "attention.k_norm": Leaf("self_attn.k_norm.weight", "(g k) -> g k"),
+        "attention.q_norm": NamedTensor("self_attn.q_norm.weight", "(h k) -> h k"),
+        "attention.k_norm": NamedTensor("self_attn.k_norm.weight", "(g k) -> g k"),
     },
 }
 ATTENTION_BIAS = dict.fromkeys("qkvo", "attention_bias")

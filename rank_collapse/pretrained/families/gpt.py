@@ -20,8 +20,8 @@ from rank_collapse.pretrained.family import (
     Entry,
     Family,
     Initialisation,
-    Leaf,
     Map,
+    NamedTensor,
     Names,
     count_entry,
     rotary_entry,
@@ -29,7 +29,7 @@ from rank_collapse.pretrained.family import (
 
 
 def _gpt2_fields(settings):
-    """Makes the fields of GPT-2's configuration: the temperature by layer, and the MLP's width."""
+    """Make the fields of GPT-2's configuration: the temperature by layer, and the MLP's width."""
     depth, fields = settings["n_layer"], {}
     if settings["scale_attn_by_inverse_layer_idx"]:
         fields["temperature"] = jnp.arange(1.0, depth + 1)
@@ -86,7 +86,7 @@ GPT2 = Family(
         },
         {
             "embedding.tokens": "wte.weight",
-            "embedding.positions": Leaf("wpe.weight", "p d"),
+            "embedding.positions": NamedTensor("wpe.weight", "p d"),
             "final_norm": "ln_f",
         },
     ),

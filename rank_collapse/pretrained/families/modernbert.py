@@ -15,7 +15,7 @@ from rank_collapse.pretrained.family import (
 
 
 def _modernbert_fields(settings):
-    """Makes the fields of ModernBERT's configuration: rotary positions, windows and local theta."""
+    """Make the fields of ModernBERT's configuration: rotary positions, windows and local theta."""
     interval, width = settings["global_attn_every_n_layers"], settings["hidden_size"]
     local = [bool(i % interval) for i in range(settings["num_hidden_layers"])]
     entry = {"rope_theta": settings["global_rope_theta"]} | rotary_entry(settings, "full_attention")

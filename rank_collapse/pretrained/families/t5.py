@@ -7,7 +7,7 @@ from rank_collapse.pretrained.family import (
     MAX_LAYERS,
     Draw,
     Family,
-    Leaf,
+    NamedTensor,
     Names,
     Settings,
     activation_name,
@@ -18,7 +18,7 @@ _GATED = {"gelu": "geglu_tanh", "gelu_new": "geglu_tanh", "silu": "swiglu", "rel
 
 
 def mlp_kind(feed_forward: str) -> str:
-    """Returns our name of `feed_forward_proj`; its "gated-gelu" is the tanh approximation."""
+    """Return our name of `feed_forward_proj`; its "gated-gelu" is the tanh approximation."""
     gated, name = feed_forward.startswith("gated-"), feed_forward.removeprefix("gated-")
     if gated and name not in _GATED:
         raise ValueError(f"feed_forward_proj={feed_forward!r} is not supported")
@@ -26,7 +26,7 @@ def mlp_kind(feed_forward: str) -> str:
 
 
 def _t5_fields(settings):
-    """Returns the fields that differ between encoder and decoder."""
+    """Return the fields that differ between encoder and decoder."""
     decoder = settings["part"] == "decoder"
     fields = {"mask": "causal" if decoder else "none", "cross_attention": decoder}
     if decoder and settings["num_decoder_layers"] is not None:
@@ -35,7 +35,7 @@ def _t5_fields(settings):
 
 
 def _t5_names(weights, settings):
-    """Returns the names of the tensors of the encoder or decoder."""
+    """Return the names of the tensors of the encoder or decoder."""
     part = settings["part"]
     mlp = "2.DenseReluDense" if part == "decoder" else "1.DenseReluDense"
     tokens_name = f"{part}.embed_tokens.weight"
@@ -55,7 +55,7 @@ def _t5_names(weights, settings):
         layer |= {"mlp.in": f"{mlp}.wi_1", "mlp.gate": f"{mlp}.wi_0"}
     outside = {
         "embedding.tokens": tokens,
-        "position_bias": Leaf(bias, "b h"),
+        "position_bias": NamedTensor(bias, "b h"),
         "final_norm": f"{part}.final_layer_norm",
     }
     return Names(part + ".block.{}.layer", layer, outside)

@@ -11,23 +11,25 @@ import numpy as np
 from jaxtyping import Float
 
 from rank_collapse.annotations import ArrayLike
+from rank_collapse.checks import refuse, refuse_if
 from rank_collapse.pretrained.entries import Settings
 from rank_collapse.pretrained.family import (
     USUAL_READS,
     Entry,
     Family,
     Initialisation,
-    Leaf,
+    NamedTensor,
     Names,
     count_entry,
 )
-from rank_collapse.struct import refuse, refuse_if
 
 _OUTSIDE = {
-    "embedding.w_in": Leaf("embeddings.patch_embeddings.projection.weight", "d c y x -> (c y x) d"),
-    "embedding.b_in": Leaf("embeddings.patch_embeddings.projection.bias", "d"),
-    "embedding.positions": Leaf("embeddings.position_embeddings", "1 p d -> p d"),
-    "embedding.class_token": Leaf("embeddings.cls_token", "1 1 d -> d"),
+    "embedding.w_in": NamedTensor(
+        "embeddings.patch_embeddings.projection.weight", "d c y x -> (c y x) d"
+    ),
+    "embedding.b_in": NamedTensor("embeddings.patch_embeddings.projection.bias", "d"),
+    "embedding.positions": NamedTensor("embeddings.position_embeddings", "1 p d -> p d"),
+    "embedding.class_token": NamedTensor("embeddings.cls_token", "1 1 d -> d"),
     "final_norm": "layernorm",
 }
 # Queries, keys, values and output: in files of transformers < 5 and in later ones.
@@ -44,11 +46,13 @@ _VIT_NEW = _NEW | {"mlp.in": "mlp.fc1", "mlp.out": "mlp.fc2"} | _VIT_NORMS
 
 
 def _vit_names(weights, settings):
-    """Returns the names of the tensors, in the old or the new naming of ViT and DeiT."""
+    """Return the names of the tensors, in the old or the new naming of ViT and DeiT."""
     old = weights.has_tensor("encoder.layer.")
     outside = dict(_OUTSIDE)
     if settings["model_type"] == "deit":
-        outside["embedding.registers"] = Leaf("embeddings.distillation_token", "1 r d -> r d")
+        outside["embedding.registers"] = NamedTensor(
+            "embeddings.distillation_token", "1 r d -> r d"
+        )
     stem, layer = ("encoder.layer.{}", _VIT_OLD) if old else ("layers.{}", _VIT_NEW)
     return Names(stem, layer, outside)
 
@@ -108,7 +112,7 @@ DEIT = VIT.derive(
 
 
 def _dinov2_fields(settings):
-    """Returns the fields of the MLP, of LayerScale and of the patches."""
+    """Return the fields of the MLP, of LayerScale and of the patches."""
     wide = int(settings["hidden_size"] * settings["mlp_ratio"])
     fields = {"d_ff": wide, "learned_branch_gain": settings["layerscale_value"]}
     if settings["use_swiglu_ffn"]:
@@ -119,7 +123,7 @@ def _dinov2_fields(settings):
 
 
 def _dinov2_names(weights, settings):
-    """Returns the names of the tensors, in the old or the new naming of DINOv2."""
+    """Return the names of the tensors, in the old or the new naming of DINOv2."""
     attention = (
         _OLD if weights.has_tensor(f"encoder.layer.0.{_OLD['attention.q']}.weight") else _NEW
     )
@@ -131,13 +135,13 @@ def _dinov2_names(weights, settings):
         mlp = {f"mlp.{place}": f"mlp.{name}_proj" for place, name in parts}
     norms_and_gains = {
         "attention_norm": "norm1",
-        "attention_gains.branch": Leaf("layer_scale1.lambda1", "d"),
+        "attention_gains.branch": NamedTensor("layer_scale1.lambda1", "d"),
         "mlp_norm": "norm2",
-        "mlp_gains.branch": Leaf("layer_scale2.lambda1", "d"),
+        "mlp_gains.branch": NamedTensor("layer_scale2.lambda1", "d"),
     }
     outside = dict(_OUTSIDE)
     if settings.get("num_register_tokens", 0):
-        outside["embedding.registers"] = Leaf("embeddings.register_tokens", "1 r d -> r d")
+        outside["embedding.registers"] = NamedTensor("embeddings.register_tokens", "1 r d -> r d")
     return Names("encoder.layer.{}", attention | mlp | norms_and_gains, outside)
 
 
@@ -208,7 +212,7 @@ def image_patches(images: ArrayLike, settings: Settings) -> Float[np.ndarray, "b
 
 
 def num_patches(settings: Settings) -> tuple[int, int]:
-    """Returns (patches of an image, side of each)."""
+    """Return (patches of an image, side of each)."""
     height, width = _as_pair(settings["image_size"])
     size, other_side = _as_pair(settings["patch_size"])
     if size != other_side or height % size or width % size:

@@ -6,7 +6,14 @@ The network's input is the spectrogram, [frames, mel bins].
 import numpy as np
 
 from rank_collapse.pretrained.families.decoders import ATTENTION
-from rank_collapse.pretrained.family import Draw, Family, Initialisation, Leaf, Names, count_entry
+from rank_collapse.pretrained.family import (
+    Draw,
+    Family,
+    Initialisation,
+    NamedTensor,
+    Names,
+    count_entry,
+)
 
 
 def _whisper_draw(name, settings, depth):
@@ -63,11 +70,11 @@ WHISPER = Family(
             "mlp_norm": "final_layer_norm",
         },
         {  # torch keeps the three steps of time last
-            "embedding.w_in": Leaf("conv1.weight", "d i 3 -> 3 i d"),
-            "embedding.b_in": Leaf("conv1.bias", "d"),
-            "embedding.w_hidden": Leaf("conv2.weight", "d e 3 -> 3 e d"),
-            "embedding.b_hidden": Leaf("conv2.bias", "d"),
-            "embedding.positions": Leaf("embed_positions.weight", "p d"),
+            "embedding.w_in": NamedTensor("conv1.weight", "d i 3 -> 3 i d"),
+            "embedding.b_in": NamedTensor("conv1.bias", "d"),
+            "embedding.w_hidden": NamedTensor("conv2.weight", "d e 3 -> 3 e d"),
+            "embedding.b_hidden": NamedTensor("conv2.bias", "d"),
+            "embedding.positions": NamedTensor("embed_positions.weight", "p d"),
             "final_norm": "layer_norm",
         },
     ),

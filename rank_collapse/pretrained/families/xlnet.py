@@ -4,7 +4,7 @@ Without segments given, the segment term is absent, as in the published code. Pe
 and memories of earlier segments are left out: they belong to its pretraining.
 """
 
-from rank_collapse.pretrained.family import Entry, Family, Leaf, Names
+from rank_collapse.pretrained.family import Entry, Family, NamedTensor, Names
 
 
 def _xlnet_fields(settings):
@@ -41,18 +41,18 @@ XLNET = Family(
     names=Names(
         "layer.{}",
         {
-            "attention.w_q": Leaf("rel_attn.q", "d h k -> h d k"),
-            "attention.b_q": Leaf("rel_attn.r_w_bias", "h k"),
-            "attention.w_k": Leaf("rel_attn.k", "d h k -> h d k"),
-            "attention.b_k": Leaf(None, "h k"),
-            "attention.w_v": Leaf("rel_attn.v", "d h v -> h d v"),
-            "attention.b_v": Leaf(None, "h v"),
-            "attention.w_o": Leaf("rel_attn.o", "d h v -> h v d"),
-            "attention.b_o": Leaf(None, "d"),
-            "attention.relative.w_r": Leaf("rel_attn.r", "d h k -> h d k"),
-            "attention.relative.b_r": Leaf("rel_attn.r_r_bias", "h k"),
-            "attention.relative.b_s": Leaf("rel_attn.r_s_bias", "h k"),
-            "attention.relative.segment": Leaf("rel_attn.seg_embed", "2 h k"),
+            "attention.w_q": NamedTensor("rel_attn.q", "d h k -> h d k"),
+            "attention.b_q": NamedTensor("rel_attn.r_w_bias", "h k"),
+            "attention.w_k": NamedTensor("rel_attn.k", "d h k -> h d k"),
+            "attention.b_k": NamedTensor(None, "h k"),
+            "attention.w_v": NamedTensor("rel_attn.v", "d h v -> h d v"),
+            "attention.b_v": NamedTensor(None, "h v"),
+            "attention.w_o": NamedTensor("rel_attn.o", "d h v -> h v d"),
+            "attention.b_o": NamedTensor(None, "d"),
+            "attention.relative.w_r": NamedTensor("rel_attn.r", "d h k -> h d k"),
+            "attention.relative.b_r": NamedTensor("rel_attn.r_r_bias", "h k"),
+            "attention.relative.b_s": NamedTensor("rel_attn.r_s_bias", "h k"),
+            "attention.relative.segment": NamedTensor("rel_attn.seg_embed", "2 h k"),
             "attention_norm": "rel_attn.layer_norm",
             "mlp.in": "ff.layer_1",
             "mlp.out": "ff.layer_2",

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from rank_collapse.checks import refuse, refuse_if
 from rank_collapse.printed import quote_value
-from rank_collapse.struct import refuse, refuse_if
 from rank_collapse.training.engine.tracing import fits_into_jax
 
 RESERVED = ("seed", "step")  # axes of every result

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.printed import quote_value
 from rank_collapse.runs.states import name_parts
-from rank_collapse.struct import refuse_if
 from rank_collapse.training.engine import tracing
 from rank_collapse.training.engine.axes import Axes
 from rank_collapse.training.engine.tracing import Operations, Traced, drop_weak_types

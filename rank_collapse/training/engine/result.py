@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.extras import import_package
 from rank_collapse.printed import quote_value
-from rank_collapse.struct import refuse_if
 from rank_collapse.training.engine.axes import Axes, name_value
 from rank_collapse.training.engine.functions import Functions
 from rank_collapse.training.engine.runs import Runs, join_pieces, wrap_keys

@@ -18,9 +18,9 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.tree_util import tree_leaves_with_path
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.printed import format_one_line, quote_value
 from rank_collapse.runs.states import is_key
-from rank_collapse.struct import refuse_if
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _JITTED = type(jax.jit(lambda: None))

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.printed import format_count
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.progress import Progress
 from rank_collapse.runs.seeds import fold_key
-from rank_collapse.struct import refuse_if
 from rank_collapse.training.engine import processes
 from rank_collapse.training.engine.axes import Axes
 from rank_collapse.training.engine.files import SweepFolder

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from rank_collapse import struct
+from rank_collapse import checks, struct
 from rank_collapse.annotations import Key, Leaf
 from rank_collapse.training.tasks.examples import Examples
 
@@ -116,7 +116,7 @@ def make_pairs(
         ValueError: An unknown task, or lengths that leave no letter between the marks.
     """
     _check_sizes(num_examples, seq_len, num_letters)
-    min_len = seq_len if min_len is None else struct.check_whole("min_len", min_len, 1, seq_len)
+    min_len = seq_len if min_len is None else checks.check_whole("min_len", min_len, 1, seq_len)
     key_letters, key_lengths = jax.random.split(key)
     letters = jax.random.randint(key_letters, (num_examples, seq_len), 0, num_letters)
     lengths = jax.random.randint(key_lengths, (num_examples, 1), min_len, seq_len + 1)
@@ -154,4 +154,4 @@ def _check_sizes(num_examples, seq_len, num_letters):
     """Check that all sizes of a task are whole numbers of at least 1."""
     sizes = {"num_examples": num_examples, "seq_len": seq_len, "num_letters": num_letters}
     for name, value in sizes.items():
-        struct.check_whole(name, value, 1)
+        checks.check_whole(name, value, 1)

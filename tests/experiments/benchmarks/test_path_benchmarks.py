@@ -34,7 +34,7 @@ def test_single_paths_are_added_up_to_the_sets_that_are_classified(monkeypatch):
         weights = jnp.sin(jnp.arange(48.0)) + params
         return jnp.sin(path[0] + 3.0 * path[1] + x[:, None]) * weights[None]
 
-    def classify_sets(params, classifier, x, config, paths, *, no_sub_path):
+    def classify_sets(params, x, config, paths, classifier, *, no_sub_path):
         """Evaluates sets of paths [k, r, p, l] in loops."""
         states = jnp.stack(
             [

@@ -111,7 +111,7 @@ def test_shares_of_parts_follow_from_the_cpu_seconds_of_all_rounds(monkeypatch, 
         ("token_mask", lambda examples: examples),
     ):
         monkeypatch.setattr(training_parts, name, stub)
-    monkeypatch.setattr(training_parts.cli, "device_mesh", lambda options: mesh)
+    monkeypatch.setattr(training_parts, "device_mesh", lambda options: mesh)
     report = training_parts.time_training_parts("sort", parse_two_rounds())
     steps, per_step = 2, 2 * training_parts.SEEDS * 2  # two steps, seeds on two devices
     assert made == variants

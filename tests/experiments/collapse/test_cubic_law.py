@@ -12,7 +12,7 @@ import pytest
 import rank_collapse as rc
 from experiments.collapse import cubic_law
 from rank_collapse.network.passes import replay
-from rank_collapse.network.residual import lone_norm, normalize_tokens
+from rank_collapse.network.residual import lone_norm, normalise_tokens
 from tests.oracles import draws
 from tests.support.closeness import assert_close
 from tests.support.marks import full_but
@@ -195,7 +195,7 @@ def test_the_factor_of_a_norm_is_met_by_tokens_of_one_length(x64):
         x = jnp.array(lengths)[:, None] * jnp.array([[1.0, -1, 0], [0, 1, -1]])
         masks = (jnp.array([True, False]), jnp.array([False, True]))
         logs = [cubic_law._norm_factor(spec, x, keep) for keep in masks]
-        normed = normalize_tokens(spec, x)
+        normed = normalise_tokens(spec, x)
         ratio = jnp.linalg.norm(normed[0] - normed[1]) / jnp.linalg.norm(x[0] - x[1])
         assert least <= float(ratio / jnp.exp((logs[0] + logs[1]) / 2)) <= most
         # of both tokens together it is the larger factor

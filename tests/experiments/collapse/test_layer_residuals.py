@@ -91,7 +91,7 @@ def test_laws_and_bounds_are_those_that_cover_the_network(config, laws, monkeypa
     log = SimpleNamespace(profile="profile")
     modules = layer_residuals.cubic_law, layer_residuals.reports
     monkeypatch.setattr(modules[0], "closed_profile", lambda *_, log: [f"cubic {log.profile}"])
-    monkeypatch.setattr(modules[1], "report_of_log", lambda *arguments: arguments)
+    monkeypatch.setattr(modules[1], "report_from_log", lambda *arguments: arguments)
     monkeypatch.setattr(layer_residuals, "bound_profiles", lambda report: {"bound": report})
     measured = layer_residuals.measure_laws("params", "x", config, log)
     values = {"log10_cubic": "cubic profile", "bound": ("params", "x", config, log)}

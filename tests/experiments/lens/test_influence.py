@@ -36,7 +36,7 @@ def transport_frozen(llama):
     """Carries v along the frozen paths of all attentions after a layer, in one program."""
     config, params = llama
     fn = influence.name_states(params, config)
-    options = {"layer": LAYER, "branches": "attention", "skip": 0, "freeze": True}
+    options = {"layer": LAYER, "branches": "attention", "first_position": 0, "freeze": True}
     return jax.jit(lambda ids, v: influence.transport(fn, ids, v, **options))
 
 

@@ -197,7 +197,7 @@ def test_sampled_sets_of_a_size_are_its_own_draws(monkeypatch, no_sub_path, batc
         assert [*lengths] == [1, 2] and (repeats, most, depth, num_heads) == (2, 20, 2, 5)
         return jax.random.randint(key, (2, 2, 20, 2), 0, 9)
 
-    def path_set_logits(network, classifier, inputs, network_config, paths, **options):
+    def path_set_logits(network, inputs, network_config, paths, classifier, **options):
         keep = options.pop("keep")
         assert (network, classifier, network_config) == ("network", "classifier", config)
         assert paths.shape == (*keep.shape, 2) == (3 * 2, 2, 20, 2) and inputs.shape == (3,)

@@ -276,7 +276,7 @@ def test_weights_of_paths_are_constants_where_they_are_to_be(monkeypatch):
     monkeypatch.setattr(causal.rc.paths, "transport", transport)
     key, sizes = jax.random.key(5), {"depth": 3, "n": 3, "d": 2}
     measured = [causal.bound_ratio(key, 1.5, freeze=freeze, **sizes) for freeze in (True, False)]
-    common = {"layer": 0, "branches": "attention", "skip": 0}
+    common = {"layer": 0, "branches": "attention", "first_position": 0}
     assert asked == [common | {"freeze": True}, common | {"freeze": False}]
     assert measured[0] == measured[1] and measured[0] < 3  # of three times the identity
 

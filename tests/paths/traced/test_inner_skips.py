@@ -234,7 +234,7 @@ def test_transport_refuses_it_as_well(x64):
     def scan(ids):
         return scanned(named)(tokens()[ids])
 
-    run = functools.partial(rc.paths.transport, layer=1, branches="layer", skip=0)
+    run = functools.partial(rc.paths.transport, layer=1, branches="layer", first_position=0)
     for model in (fn, scan):
         message = "the scope 'layer' contains its own skip.*'attn'"
         is_refused(message, run, model, jnp.arange(N), GAIN)
