@@ -13,7 +13,7 @@ from experiments.lab import Flags, FlagValue, Options, cli, shared_flags
 from rank_collapse.training import Hyper, Recipe
 
 # How the work is divided: no influence on results.
-EXECUTION = ("do_train", "keep_models", "monitor", "unroll")
+EXECUTION = ("do_train", "keep_models", "monitor")
 # {published name: ours}
 PUBLISHED_NAMES = {
     "width": "num_heads",
@@ -68,14 +68,6 @@ def make_flags(
         "Accepted as in the published commands; only --overwrite trains finished runs again.",
     )
     values.define(
-        "integer",
-        "unroll",
-        6,
-        "Layers in each step of the loop over the depth in training: 1 compiles fastest, for short "
-        "runs; 6 trains fastest. Results differ only by rounding.",
-        lower_bound=1,
-    )
-    values.define(
         "boolean",
         "keep_models",
         False,
@@ -114,11 +106,7 @@ def make_recipe(options: Options, embedding: rc.EmbeddingConfig, **fields: Any) 
         init="reference",
         embedding=embedding,
     )
-    defaults = {
-        "batch_size": options.batch_size,
-        "num_epochs": options.n_epochs,
-        "unroll": options.unroll,
-    }
+    defaults = {"batch_size": options.batch_size, "num_epochs": options.n_epochs}
     return Recipe(config, options.num_labels, **defaults | fields)
 
 
