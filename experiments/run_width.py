@@ -168,6 +168,7 @@ def width_figure(results: ByCase, cases: Cases):
         label = f"{config.depth} layer{'s' * (config.depth > 1)}, width {config.d_model}"
         figures.log_band(loss, 1 + np.arange(losses.shape[1]), losses, label, index, marker="")
     loss.set(xlabel="epoch", ylabel="training loss", yscale="log")
+    figures.integer_ticks(loss)
     loss.legend()
     # A seed may diverge at one depth only: NaN is left out of the mean.
     depths = [config.depth for config in configs]

@@ -147,10 +147,11 @@ def loss_figure(results: xr.Dataset, task: TrainedTask):
     diverged = results.losses.sel(seed=~results.fine)
     epochs = fine.epoch + 1
     figures.band(ax, epochs, fine, label=count_seeds(fine), marker="")
-    lines = ax.plot(epochs, diverged.T, color=figures.color(1), linewidth=0.8)
+    lines = ax.plot(epochs, diverged.T, color=figures.color(1), linewidth=0.8, marker=".")
     for line in lines[:1]:
         line.set_label(f"diverged: {len(diverged)}")
     ax.set(xlabel="epoch", ylabel="training loss", title=task.title)
+    figures.integer_ticks(ax)
     ax.legend()
     return fig
 

@@ -100,6 +100,13 @@ def shades(count: int) -> list[Any]:
     return [colormaps["viridis"](v) for v in np.linspace(0.0, 0.85, count)]
 
 
+def _style_curve(x, index, options):
+    """Returns the options of a curve; a single point has a marker, because no line shows it."""
+    marker = MARKERS[index % len(MARKERS)]
+    style = {"color": color(index), "marker": marker} | options
+    return style if np.size(x) > 1 else style | {"marker": style["marker"] or marker}
+
+
 def band(
     ax: Axes,
     x: AnyArray,
@@ -122,7 +129,7 @@ def band(
         values = np.ma.masked_invalid(np.asarray(values, float))
         mean = values.mean(axis=0).filled(np.nan)
         deviation = values.std(axis=0).filled(np.nan)
-    style = {"color": color(index), "marker": MARKERS[index % len(MARKERS)]} | options
+    style = _style_curve(x, index, options)
     ax.plot(x, mean, label=words(label), **style)
     if len(values) > 1:
         ax.fill_between(
@@ -165,7 +172,7 @@ def log_band(
     """
     logs = np.log(np.where(values > 0, values, np.nan))
     mean, deviation = logs.mean(axis=0), logs.std(axis=0)
-    style = {"color": color(index), "marker": MARKERS[index % len(MARKERS)]} | options
+    style = _style_curve(x, index, options)
     ax.plot(x, np.exp(mean), label=words(label), **style)
     low, high = np.exp(mean - deviation), np.exp(mean + deviation)
     ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)

@@ -58,6 +58,14 @@ def test_a_band_is_one_deviation_of_the_seeds_and_absent_of_one_seed():
     assert not one.collections and one.lines[0].get_color() == "red"
 
 
+@pytest.mark.parametrize("draw", [figures.band, figures.log_band])
+def test_a_curve_of_one_point_has_a_marker(draw):
+    ax = new_axes()
+    draw(ax, [1], np.ones((2, 1)), index=1, marker="")
+    draw(ax, [1, 2], np.ones((2, 2)), index=1, marker="")
+    assert [line.get_marker() for line in ax.lines] == [figures.MARKERS[1], ""]
+
+
 def test_a_band_of_logarithms_is_a_factor_above_and_below():
     ax = new_axes()
     figures.log_band(ax, [1], np.array([[1.0], [16.0]]), "admin", 2, linestyle=":")
