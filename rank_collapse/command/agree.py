@@ -111,6 +111,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
         f"--out {out} is not an .html file in an existing folder",
     )
     if not flags.json:
+        files.check_writable(out.absolute().parent)
         check_drawing(f"--out {out}", "--json does without")
     sources = [Path(flags.first), Path(flags.second)]
     for source in sources:
