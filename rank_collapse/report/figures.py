@@ -100,11 +100,17 @@ def shades(count: int) -> list[Any]:
     return [colormaps["viridis"](v) for v in np.linspace(0.0, 0.85, count)]
 
 
-def _style_curve(x, index, options):
-    """Returns the options of a curve; a single point has a marker, because no line shows it."""
-    marker = MARKERS[index % len(MARKERS)]
-    style = {"color": color(index), "marker": marker} | options
-    return style if np.size(x) > 1 else style | {"marker": style["marker"] or marker}
+def mark_isolated(values: AnyArray) -> dict[str, Any]:
+    """Returns options of `Axes.plot` that mark the points of a line without finite neighbours.
+
+    A line does not show them.
+
+    Args:
+        values: Values of the line [k].
+    """
+    is_finite = np.pad(np.isfinite(values), 1)
+    isolated = np.flatnonzero(is_finite[1:-1] & ~is_finite[:-2] & ~is_finite[2:])
+    return {"marker": "o", "markevery": isolated.tolist()} if isolated.size else {}
 
 
 def band(
@@ -129,7 +135,8 @@ def band(
         values = np.ma.masked_invalid(np.asarray(values, float))
         mean = values.mean(axis=0).filled(np.nan)
         deviation = values.std(axis=0).filled(np.nan)
-    style = _style_curve(x, index, options)
+    style = {"color": color(index), "marker": MARKERS[index % len(MARKERS)]} | options
+    style |= {} if style["marker"] else mark_isolated(mean)
     ax.plot(x, mean, label=words(label), **style)
     if len(values) > 1:
         ax.fill_between(
@@ -172,7 +179,8 @@ def log_band(
     """
     logs = np.log(np.where(values > 0, values, np.nan))
     mean, deviation = logs.mean(axis=0), logs.std(axis=0)
-    style = _style_curve(x, index, options)
+    style = {"color": color(index), "marker": MARKERS[index % len(MARKERS)]} | options
+    style |= {} if style["marker"] else mark_isolated(mean)
     ax.plot(x, np.exp(mean), label=words(label), **style)
     low, high = np.exp(mean - deviation), np.exp(mean + deviation)
     ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)

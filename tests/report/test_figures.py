@@ -59,11 +59,15 @@ def test_a_band_is_one_deviation_of_the_seeds_and_absent_of_one_seed():
 
 
 @pytest.mark.parametrize("draw", [figures.band, figures.log_band])
-def test_a_curve_of_one_point_has_a_marker(draw):
+def test_a_line_marks_the_points_that_it_does_not_show(draw):
     ax = new_axes()
-    draw(ax, [1], np.ones((2, 1)), index=1, marker="")
-    draw(ax, [1, 2], np.ones((2, 2)), index=1, marker="")
-    assert [line.get_marker() for line in ax.lines] == [figures.MARKERS[1], ""]
+    values = np.array([[1.0, np.nan, 2.0, 3.0, np.nan, 4.0]])
+    draw(ax, range(6), values, marker="")
+    draw(ax, range(6), values)
+    draw(ax, [1], values[:, :1], marker="")
+    draw(ax, [1, 2], values[:, 2:4], marker="")
+    marks = [(line.get_marker(), line.get_markevery()) for line in ax.lines]
+    assert marks == [("o", [0, 5]), (figures.MARKERS[0], None), ("o", [0]), ("", None)]
 
 
 def test_a_band_of_logarithms_is_a_factor_above_and_below():
