@@ -115,9 +115,7 @@ def test_data_of_a_seed_are_an_epoch_and_what_is_held_out():
 
 def test_cells_of_one_program_are_trained_together_with_their_own_gains(monkeypatch):
     """The ensemble has one look at each part of training; gains come from the runs' own start."""
-    options = SimpleNamespace(
-        n_steps=10 * design_cells.STEPS_PER_EPOCH, num_labels=4, num_tokens=3
-    )
+    options = SimpleNamespace(n_steps=10 * design_cells.STEPS_PER_EPOCH, num_labels=4, num_tokens=3)
     made = []
     monkeypatch.setattr(design_cells, "make_measure", lambda recipe: ("measure", recipe))
     monkeypatch.setattr(design_cells, "Ensemble", lambda *a, **options: made.append((a, options)))
