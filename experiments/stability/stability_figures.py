@@ -92,8 +92,7 @@ def dependency_figure(results: ByCase) -> figures.Figure:
         hidden = np.triu(np.ones(values.shape, bool), 1)
         image = ax.imshow(np.ma.masked_array(values, hidden), vmin=0, vmax=1, cmap="viridis")
         ax.grid(visible=False)
-        figures.integer_ticks(ax)
-        ax.yaxis.get_major_locator().set_params(integer=True)
+        figures.integer_ticks(ax, vertical=True)
         ax.set_title(
             f"{words(name)}, {format_count(next(iter(networks)).depth, 'layer')}", fontsize=8
         )

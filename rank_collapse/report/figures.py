@@ -82,10 +82,16 @@ def figure(rows: int = 1, columns: int = 1, width: float = 4.2, height: float = 
     return fig, fig.subplots(rows, columns, squeeze=False, **options)
 
 
-def integer_ticks(*axes: Axes) -> None:
-    """Set ticks of the horizontal axis to whole numbers: layers, path lengths."""
+def integer_ticks(*axes: Axes, vertical: bool = False) -> None:
+    """Set ticks of the horizontal axis to whole numbers: layers, path lengths.
+
+    Args:
+        *axes: Axes with ticks.
+        vertical: Whether the vertical axis has such ticks, too.
+    """
     for ax in axes:
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        for axis in (ax.xaxis, ax.yaxis)[: 1 + vertical]:
+            axis.get_major_locator().set_params(integer=True)
 
 
 def color(index: int) -> str:

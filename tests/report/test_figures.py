@@ -140,3 +140,6 @@ def test_layers_are_whole_numbers_on_every_panel():
     figures.finish_axes(list(axes), "layer")
     for ax in axes:
         assert all(tick == round(tick) for tick in ax.get_xticks())
+        assert any(tick != round(tick) for tick in ax.get_yticks())
+        figures.integer_ticks(ax, vertical=True)
+        assert all(tick == round(tick) for tick in ax.get_yticks())
