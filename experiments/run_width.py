@@ -160,8 +160,10 @@ def width_figure(results: ByCase, cases: Cases):
     Networks with more layers are narrower, so that all networks have about the same number of
     parameters. Lines are means over seeds (geometric means on the left), and bands are one standard
     deviation."""
-    fig, ((loss, accuracy),) = figures.figure(1, 2)
     accuracies = case_accuracies(results, cases)
+    if not all(results[name]["losses"].size for name in accuracies):  # no epoch
+        return None
+    fig, ((loss, accuracy),) = figures.figure(1, 2)
     configs = [cases[name].recipe.config for name in accuracies]
     for index, (name, config) in enumerate(zip(accuracies, configs, strict=True)):
         losses = results[name]["losses"][fine_seeds(results[name])]

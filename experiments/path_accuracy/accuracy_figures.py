@@ -142,6 +142,8 @@ def loss_figure(results: xr.Dataset, task: TrainedTask):
     """Training loss (vertical axis) by epoch (horizontal axis). The line is the mean and the band
     is the standard deviation over the seeds whose training did not diverge. Each seed whose
     training diverged has a line of its own, which ends at the epoch of the divergence."""
+    if not results.losses.size:  # no epoch
+        return None
     fig, ((ax,),) = figures.figure(1, 1)
     fine = results.losses.sel(seed=results.fine)
     diverged = results.losses.sel(seed=~results.fine)
