@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
+from absl import flags
 
 from experiments.lab import (
     Flags,
@@ -39,7 +40,8 @@ from rank_collapse.runs.files import damaged_file_error, read_object
 
 FLAGS = cli.bare_flags(Flags("join"))
 shared_flags.define(FLAGS, output_dir=None, overwrite=False)
-FLAGS.define("list", "folders", [], "Finished run folders, also as arguments.")
+text = "Finished run folders, also as arguments."
+flags.DEFINE_list("folders", [], text, flag_values=FLAGS)  # one that is repeated is refused
 SEEDS = ("first_seed", "num_seeds")
 
 

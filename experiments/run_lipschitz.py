@@ -169,7 +169,7 @@ def constants_figure(results: xr.Dataset, networks: list[Network]):
             ax.plot(tokens, middle * (tokens / tokens[0]) ** power, style, color="k", label=label)
         ax.set(xscale="log", yscale="log", xlabel="tokens n", title=network.label)
         ax.set_xticks(tokens, [str(n) for n in tokens])
-        ax.minorticks_off()
+        ax.set_xticks([], minor=True)
         ax.legend()
     for row in axes:
         row[0].set_ylabel("largest singular value")

@@ -47,6 +47,7 @@ from experiments.verdicts.share_intervals import wilson_interval
 from rank_collapse.printed import format_count
 from rank_collapse.report import figures
 from rank_collapse.report.wording import power_of_ten, words
+from rank_collapse.struct import refuse_if
 
 SOURCE = "Liu et al. 2020, table 1: WMT'14 English-German, encoder and decoder, with warm-up"
 
@@ -78,8 +79,10 @@ def make_cells(options: Options) -> list[Cell]:
         options: The flags.
 
     Raises:
-        ValueError: An unknown design.
+        ValueError: An unknown design, or steps that are no whole number of epochs.
     """
+    epoch = design_cells.STEPS_PER_EPOCH
+    refuse_if(options.n_steps % epoch, f"n_steps={options.n_steps} is not a multiple of {epoch}")
     check_names(options, "designs", rc.network.DESIGNS)
     combinations = itertools.product(options.warmup, options.depths, options.designs)
     cells = (
@@ -307,7 +310,7 @@ EXPERIMENT = Experiment(
         "--batch_size=16",
         "reported": "--seed=3000 --num_seeds=7 --depths=6,18 --designs=post,pre,admin --warmup=100",
         "tiny": "--num_seeds=2 --depths=2 --num_heads=2 --d_model=4 --d_ff=4 --num_tokens=3 "
-        "--num_labels=4 --batch_size=3 --n_steps=2 --warmup=1 --designs=post,pre",
+        "--num_labels=4 --batch_size=3 --n_steps=25 --warmup=1 --designs=post,pre",
     },
     figures=describe_figures(loss_figure, share_figure, inside_figure),
 )

@@ -254,8 +254,10 @@ def curves_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
     network writes without a mistake, if it always takes the most probable next token (greedy
     decoding). Lines are means over seeds (geometric means on the left), and bands are one standard
     deviation."""
-    fig, ((loss, share),) = figures.figure(1, 2)
     seeds, curves, losses = fine_seeds(results), results["curves"], results["losses"]
+    if not losses.size:  # no epoch
+        return None
+    fig, ((loss, share),) = figures.figure(1, 2)
     epochs, exact = np.arange(1, losses.shape[1] + 1), results["exact"][seeds]
     for draw, ax, values, label, index in (
         (figures.log_band, loss, losses, "training", 0),

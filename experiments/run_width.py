@@ -160,14 +160,17 @@ def width_figure(results: ByCase, cases: Cases):
     Networks with more layers are narrower, so that all networks have about the same number of
     parameters. Lines are means over seeds (geometric means on the left), and bands are one standard
     deviation."""
-    fig, ((loss, accuracy),) = figures.figure(1, 2)
     accuracies = case_accuracies(results, cases)
+    if not all(results[name]["losses"].size for name in accuracies):  # no epoch
+        return None
+    fig, ((loss, accuracy),) = figures.figure(1, 2)
     configs = [cases[name].recipe.config for name in accuracies]
     for index, (name, config) in enumerate(zip(accuracies, configs, strict=True)):
         losses = results[name]["losses"][fine_seeds(results[name])]
         label = f"{config.depth} layer{'s' * (config.depth > 1)}, width {config.d_model}"
         figures.log_band(loss, 1 + np.arange(losses.shape[1]), losses, label, index, marker="")
     loss.set(xlabel="epoch", ylabel="training loss", yscale="log")
+    figures.integer_ticks(loss)
     loss.legend()
     # A seed may diverge at one depth only: NaN is left out of the mean.
     depths = [config.depth for config in configs]

@@ -4,6 +4,7 @@ All output of the commands goes through `print_lines`, so no part of a file's na
 reaches the terminal as a control sequence.
 """
 
+import os
 import re
 import sys
 import unicodedata
@@ -87,6 +88,30 @@ def print_warning(message: object, category: type[Warning], *_: object) -> None:
     """
     if not issubclass(category, DeprecationWarning | PendingDeprecationWarning | ImportWarning):
         print_lines(f"warning: {format_one_line(message, 300)}", file=sys.stderr)
+
+
+def prepare_streams() -> None:
+    """Prepares the standard streams of a command.
+
+    For a character that the encoding of standard output lacks, "?" is printed. A standard stream
+    that the caller closed is the null device, also for other libraries and for child processes:
+    else the next file that this process opens would take its number, and get their messages.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(null, number)
+        else:
+            if number == null:
+                os.set_inheritable(number, True)
+    if null > 2:
+        os.close(null)
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(errors="replace")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
 def show_warnings_in_lines() -> None:

@@ -1,6 +1,8 @@
 """What others wrote reaches the terminal and a table as text, never as a command or a formula."""
 
 import io
+import os
+import subprocess
 import sys
 import warnings
 
@@ -39,6 +41,27 @@ def test_a_warning_is_one_line_without_its_source(capsys):
     assert capsys.readouterr().err == (
         f"warning: divide by zero \\x1b[31m\nwarning: {299 * 'x'}…\n"
     )
+
+
+def test_streams_that_are_closed_take_what_is_written(tmp_path):
+    """Else the first file that is opened gets number 2, and the messages of other libraries."""
+    code = (
+        "import os, sys; from rank_collapse import printed; printed.prepare_streams()\n"
+        "file = open('file', 'w'); os.write(2, b'of a library'); print('line', file=sys.stderr)\n"
+        "os.system('echo of a child >&2'); file.write(f'{sys.stdout} {file.fileno() > 2}')"
+    )
+    command = f'"{sys.executable}" -c "$CODE" <&- >&- 2>&-'
+    environment = os.environ | {"CODE": code, "PYTHONPATH": os.getcwd()}
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "file").read_text() == "None True"
+
+
+def test_a_stream_prints_what_its_encoding_has(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    printed.prepare_streams()
+    print("≤ 1", flush=True)
+    assert stream.buffer.getvalue() == b"? 1\n"
 
 
 def test_lines_are_seen_at_once_where_this_is_asked_for():

@@ -173,6 +173,8 @@ def local_rate_figure(results: xr.Dataset) -> figures.Figure | None:
         return None
     label = "local rate\n" + r"$(y_l - y_{l-1}) / (y_{l-1} - y_{l-2}), y = \log\|\mathrm{res}\|$"
     rate = name_networks(results).local_rate
+    if rate.isnull().all():
+        return None
     fig, axes = by_variant(rate, ylabel=label, width=3.6, height=2.8)
     for ax in axes.flat:
         for level, text in ((3.0, "3: doubly exponential"), (1.0, "1: exponential or none")):

@@ -30,7 +30,7 @@ from experiments.lab.flags import (
 from experiments.lab.shared_flags import FORMER_NAMES
 from experiments.lab.suggestions import suggest_flag
 from rank_collapse.extras import MissingPackage
-from rank_collapse.printed import format_one_line, print_lines
+from rank_collapse.printed import format_one_line, prepare_streams, print_lines
 from rank_collapse.runs.files import RunError
 
 # Mistakes of the user or the machine, said in one line. Other errors are ours, with a traceback.
@@ -39,6 +39,9 @@ MISTAKES = (ValueError, RunError, MissingPackage, OSError, MemoryError, flags.Er
 
 def run(main: Callable, flag_values: Flags, *, positional: str | None = None) -> NoReturn:
     """Runs a binary on the command line's arguments and exits; see `execute`."""
+    prepare_streams()
+    if sys.stdout is None:  # closed: the results are in files
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     code = execute(main, flag_values, sys.argv[1:], positional=positional)
     sys.stdout.flush()
     if code > 128:

@@ -128,6 +128,10 @@ class Flags(flags.FlagValues):
             *choices: Values of an enum.
             **limits: Further arguments of absl's function.
         """
+        if kind == "list":
+            parser, serializer = shared_flags.NamesParser(), flags.CsvListSerializer(",")
+            flags.DEFINE(parser, name, default, text, self, serializer)
+            return
         add = getattr(flags, f"DEFINE_{kind}")
         add(name, default, *choices, text, flag_values=self, **limits)
 

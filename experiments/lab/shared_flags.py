@@ -140,6 +140,13 @@ def define(
         values.define(kind, name, default, text.format(flags=values), *choices, **bounds)
 
 
+class NamesParser(flags.ListParser):
+    """Parses names separated by commas; one that is repeated counts once."""
+
+    def parse(self, argument: str | list[str]) -> list[str]:
+        return list(dict.fromkeys(super().parse(argument)))
+
+
 class NumbersParser(flags.ListParser):
     """Parses numbers separated by commas; as for every flag, the last one on the command line
     counts.

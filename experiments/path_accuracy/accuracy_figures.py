@@ -142,15 +142,18 @@ def loss_figure(results: xr.Dataset, task: TrainedTask):
     """Training loss (vertical axis) by epoch (horizontal axis). The line is the mean and the band
     is the standard deviation over the seeds whose training did not diverge. Each seed whose
     training diverged has a line of its own, which ends at the epoch of the divergence."""
+    if not results.losses.size:  # no epoch
+        return None
     fig, ((ax,),) = figures.figure(1, 1)
     fine = results.losses.sel(seed=results.fine)
     diverged = results.losses.sel(seed=~results.fine)
     epochs = fine.epoch + 1
     figures.band(ax, epochs, fine, label=count_seeds(fine), marker="")
-    lines = ax.plot(epochs, diverged.T, color=figures.color(1), linewidth=0.8)
+    lines = ax.plot(epochs, diverged.T, color=figures.color(1), linewidth=0.8, marker=".")
     for line in lines[:1]:
         line.set_label(f"diverged: {len(diverged)}")
     ax.set(xlabel="epoch", ylabel="training loss", title=task.title)
+    figures.integer_ticks(ax)
     ax.legend()
     return fig
 

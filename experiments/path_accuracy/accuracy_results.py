@@ -18,6 +18,7 @@ from experiments.verdicts import (
     mean_with_interval,
     slope,
 )
+from rank_collapse.printed import format_count
 
 CLAIM = (
     "The trained network has 6 layers and skips. Its short paths alone nearly reach the "
@@ -140,7 +141,8 @@ def judge_claims(results: xr.Dataset, task: TrainedTask, setting: str) -> Iterat
     yield from labelled.statement_rows(
         "biases", (learned.offset - learned.baseline) / gained, setting
     )
-    yield from labelled.statement_rows("all of it", shares.enough, f"{setting}, of {depth} layers")
+    setting += f", of {format_count(depth, 'layer')}"
+    yield from labelled.statement_rows("all of it", shares.enough, setting)
 
 
 def describe_below(is_below: xr.DataArray) -> str:

@@ -69,6 +69,7 @@ def one_law_figure(results: ByCase) -> figures.Figure:
         ylabel=r"1 $-$ token cosine",
         title="tokens: networks, and the law (lines)",
     )
+    figures.integer_ticks(collapse)
     collapse.set_ylim(max(collapse.get_ylim()[0], VISIBLE / 10), 2)
     change.set(title=r"output change, every depth", ylabel=r"measured $E|\delta \hat x|^2/d$")
     change.set(xscale="log", yscale="log", xlabel="expected from the law")
@@ -91,7 +92,7 @@ def dependency_figure(results: ByCase) -> figures.Figure:
         hidden = np.triu(np.ones(values.shape, bool), 1)
         image = ax.imshow(np.ma.masked_array(values, hidden), vmin=0, vmax=1, cmap="viridis")
         ax.grid(visible=False)
-        figures.integer_ticks(ax)
+        figures.integer_ticks(ax, vertical=True)
         ax.set_title(
             f"{words(name)}, {format_count(next(iter(networks)).depth, 'layer')}", fontsize=8
         )

@@ -88,7 +88,8 @@ def make_flags(selecting: Sequence[str]) -> Flags:
         seed_chunk=0,
     )
     flags.define("enum", "task", "reverse", "Task, learned token by token.", sequences.TASKS)
-    flags.define("integer", "n_steps", 300, "Training steps.", lower_bound=1)
+    text = f"Training steps, a multiple of {STEPS_PER_EPOCH}."
+    flags.define("integer", "n_steps", 300, text, lower_bound=1)
     return flags
 
 
@@ -206,7 +207,7 @@ def make_ensemble(
         batch_size: Examples of a step.
         mesh: The devices.
     """
-    num_epochs = max(1, options.n_steps // STEPS_PER_EPOCH)
+    num_epochs = options.n_steps // STEPS_PER_EPOCH
     recipe = Recipe(
         config, options.num_labels, batch_size, num_epochs=num_epochs, shuffle=True, unroll=1
     )

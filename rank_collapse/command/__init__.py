@@ -20,7 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from rank_collapse.printed import format_one_line, print_lines, show_warnings_in_lines
+from rank_collapse.printed import (
+    format_one_line,
+    prepare_streams,
+    print_lines,
+    show_warnings_in_lines,
+)
 from rank_collapse.runs import files
 
 # Modules, imported when they are asked for, and what they do.
@@ -37,8 +42,7 @@ def run() -> NoReturn:
 
     XLA's compiler cannot be interrupted by an exception.
     """
-    if sys.stdout is not None:  # "?" for what the encoding has no character for
-        sys.stdout.reconfigure(errors="replace")
+    prepare_streams()
     show_warnings_in_lines()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, end_on_interrupt)

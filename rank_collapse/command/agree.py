@@ -20,6 +20,7 @@ import argparse
 import csv
 import io
 import json
+import re
 import shlex
 import sys
 import tempfile
@@ -111,6 +112,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
         f"--out {out} is not an .html file in an existing folder",
     )
     if not flags.json:
+        files.check_writable(out.absolute().parent)
         check_drawing(f"--out {out}", "--json does without")
     sources = [Path(flags.first), Path(flags.second)]
     for source in sources:
@@ -121,9 +123,14 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
                 f"{source} is neither a recording (.npz, .safetensors) nor a checkpoint folder",
             ),
         )
+    replay = None
     with tempfile.TemporaryDirectory() as scratch:
-        paths, replay = _record_folders(flags, sources, Path(scratch))
-        agreement = compare_recordings(*map(open_recording, paths), replay)
+        try:
+            paths, replay = _record_folders(flags, sources, Path(scratch))
+            agreement = compare_recordings(*map(open_recording, paths), replay)
+        except ValueError as error:
+            run = replay.run if replay else 0
+            raise ValueError(_name_folders(str(error), scratch, sources, run)) from None
     line = shlex.join(["rank-collapse", *command])
     about = agreement.to_dict() | {
         "first_source": flags.first,
@@ -214,6 +221,19 @@ def _name_settings(flags, index):
     """Return what flags with two values ask of one of the folders: "bfloat16, sdpa"."""
     texts = (getattr(flags, name) or "" for name in _PAIRED)
     return ", ".join(text.split(",")[index] for text in texts if "," in text)
+
+
+def _name_folders(message, scratch, sources, run):
+    """Return a message with the folders in the place of their temporary recordings.
+
+    Args:
+        message: The message.
+        scratch: Folder of the recordings.
+        sources: Folders of both runs, recorded as a and b.
+        run: Which of them was also recorded on the inputs of the other.
+    """
+    name = re.compile(re.escape(scratch) + r"/(\w+)\.safetensors")
+    return name.sub(lambda match: str(sources[{"a": 0, "b": 1}.get(match[1], run)]), message)
 
 
 def _format(value):

@@ -66,6 +66,7 @@ def check_output(flags: argparse.Namespace) -> None:
 
     Raises:
         ValueError: --out names no .html file in an existing folder, or there are no texts.
+        RunError: The folder of --out cannot be written to.
         MissingPackage: A picture has to be drawn, and the package that draws is missing.
     """
     out = Path(flags.out)
@@ -78,6 +79,7 @@ def check_output(flags: argparse.Namespace) -> None:
             f"--{name} {value} is not from 1 to {MOST_TOKENS}",
         )
     if not (flags.json or flags.csv):
+        files.check_writable(out.absolute().parent)
         check_drawing(f"--out {out}", "--json and --csv do without")
 
 

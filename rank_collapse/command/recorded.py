@@ -146,7 +146,8 @@ def _run_torch(folder, tokens, form, plan):
     """Run a checkpoint by transformers, once for each entry of a plan; arguments as in `_replay`.
 
     Raises:
-        ValueError: transformers or torch is not installed.
+        ValueError: transformers or torch is not installed, or the folder lacks a tensor that the
+            recorded run reads.
     """
     try:
         torch, transformers = map(importlib.import_module, ("torch", "transformers"))
@@ -161,7 +162,12 @@ def _run_torch(folder, tokens, form, plan):
     names = transformers.AutoConfig.from_pretrained(folder).architectures or [""]
     is_decoder = any(name.endswith(("CausalLM", "LMHeadModel")) for name in names)
     load = transformers.AutoModelForCausalLM if is_decoder else transformers.AutoModel
-    model = load.from_pretrained(folder, **options).eval()
+    model, loaded = load.from_pretrained(folder, output_loading_info=True, **options)
+    missing = sorted(name for name in loaded["missing_keys"] if "pooler" not in name)
+    refuse_if(
+        missing, f"{folder}: tensor {''.join(missing[:1])!r} is missing; transformers draws it"
+    )
+    model.eval()
     batch = {
         "input_ids": torch.as_tensor(tokens.ids, dtype=torch.long),
         "attention_mask": torch.as_tensor(tokens.mask, dtype=torch.long),

@@ -29,7 +29,7 @@ import numpy as np
 
 from rank_collapse.extras import MissingPackage
 from rank_collapse.measures.table import COLLAPSE
-from rank_collapse.printed import print_lines
+from rank_collapse.printed import format_count, print_lines
 from rank_collapse.regular import read_regular
 from rank_collapse.report.alarms import Threshold, find_alarms, metric_thresholds
 from rank_collapse.report.metrics import MOST_PANELS, metric_names, metrics_figure
@@ -80,7 +80,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
         pictures_text = ", ".join(paths) if paths else "no metric yet"
     except MissingPackage as error:
         pictures_text = f"no picture: {error}"
-    print_lines(f"{passed} thresholds passed; {pictures_text}")
+    print_lines(f"{format_count(passed, 'threshold')} passed; {pictures_text}")
     _check_metrics(itertools.chain.from_iterable(rows.values()), flag_thresholds)
     return PASSED if passed else 0
 

@@ -22,6 +22,7 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.pretrained.entries import Settings, check_allowed
 from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.weights import Stored, Table, Unembedding, Weights, stored_values
+from rank_collapse.struct import refuse_if
 
 
 class MaskedHead(struct.Struct):
@@ -94,6 +95,32 @@ def read_head(
     )
 
 
+COMPARED_ROWS = 32  # of two tables: training changes every row of a head
+
+
+def check_tied(weights: Weights, family: Family, table: Table) -> None:
+    """Checks that a checkpoint whose head is the table of the tokens has no other head.
+
+    Args:
+        weights, family: Weights and family of the model.
+        table: The table of the tokens.
+
+    Raises:
+        ValueError: It has one; versions of transformers differ in which of the two they use.
+    """
+    for name in dict.fromkeys((family.head, "lm_head.weight")):
+        if weights.is_random or not weights.has_tensor(name):
+            continue
+        other, (words, _) = weights.table(name, *table.shape), table.shape
+        rows = np.unique(np.linspace(0, words - 1, COMPARED_ROWS).round().astype(int))
+        refuse_if(
+            not np.array_equal(other.rows(rows), table.rows(rows)),
+            f"{name} differs from the table of the tokens, but tie_word_embeddings is true in "
+            "config.json: transformers uses the table before version 5, and the head since then; "
+            "set tie_word_embeddings to false to use the head, or delete the head from the file",
+        )
+
+
 class OpenCheckpoint:
     """A model with weights that stay on disk until a layer is requested.
 
@@ -125,7 +152,10 @@ class OpenCheckpoint:
     @property
     def unembedding(self) -> Unembedding | None:
         """Returns the language-model head, a `Table`; None where the family has none."""
-        return self.family.read_unembedding(self.weights, self.settings, self.config)
+        head = self.family.read_unembedding(self.weights, self.settings, self.config)
+        if head is not None and self.settings["tie_word_embeddings"]:
+            check_tied(self.weights, self.family, head.table)
+        return head
 
     @property
     def masked_head(self) -> MaskedHead | None:

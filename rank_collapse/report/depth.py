@@ -88,7 +88,7 @@ def depth_figure(
     mesh = ax.pcolormesh(edges, edges, np.ma.masked_equal(later, 0), cmap="viridis", vmin=0)
     ax.set(title="change of later layers", xlabel="later layer", ylabel="layer that is left out")
     ax.invert_yaxis()
-    figures.integer_ticks(ax)
+    figures.integer_ticks(ax, vertical=True)
     fig.colorbar(mesh, ax=ax)
     plot_length_laws(axes.flat[len(PANELS) + 1], length_laws, needed_length)
     return fig

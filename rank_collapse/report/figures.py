@@ -84,10 +84,16 @@ def figure(rows: int = 1, columns: int = 1, width: float = 4.2, height: float = 
     return fig, fig.subplots(rows, columns, squeeze=False, **options)
 
 
-def integer_ticks(*axes: Axes) -> None:
-    """Set ticks of the horizontal axis to whole numbers: layers, path lengths."""
+def integer_ticks(*axes: Axes, vertical: bool = False) -> None:
+    """Set ticks of the horizontal axis to whole numbers: layers, path lengths.
+
+    Args:
+        *axes: Axes with ticks.
+        vertical: Whether the vertical axis has such ticks, too.
+    """
     for ax in axes:
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        for axis in (ax.xaxis, ax.yaxis)[: 1 + vertical]:
+            axis.get_major_locator().set_params(integer=True)
 
 
 def color(index: int) -> str:
@@ -100,6 +106,19 @@ def shades(count: int) -> list[Any]:
     from matplotlib import colormaps
 
     return [colormaps["viridis"](v) for v in np.linspace(0.0, 0.85, count)]
+
+
+def mark_isolated(values: AnyArray) -> dict[str, Any]:
+    """Returns options of `Axes.plot` that mark the points of a line without finite neighbours.
+
+    A line does not show them.
+
+    Args:
+        values: Values of the line [k].
+    """
+    is_finite = np.pad(np.isfinite(values), 1)
+    isolated = np.flatnonzero(is_finite[1:-1] & ~is_finite[:-2] & ~is_finite[2:])
+    return {"marker": "o", "markevery": isolated.tolist()} if isolated.size else {}
 
 
 def band(
@@ -125,6 +144,7 @@ def band(
         mean = values.mean(axis=0).filled(np.nan)
         deviation = values.std(axis=0).filled(np.nan)
     style = {"color": color(index), "marker": MARKERS[index % len(MARKERS)]} | options
+    style |= {} if style["marker"] else mark_isolated(mean)
     ax.plot(x, mean, label=words(label), **style)
     if len(values) > 1:
         ax.fill_between(
@@ -168,6 +188,7 @@ def log_band(
     logs = np.log(np.where(values > 0, values, np.nan))
     mean, deviation = logs.mean(axis=0), logs.std(axis=0)
     style = {"color": color(index), "marker": MARKERS[index % len(MARKERS)]} | options
+    style |= {} if style["marker"] else mark_isolated(mean)
     ax.plot(x, np.exp(mean), label=words(label), **style)
     low, high = np.exp(mean - deviation), np.exp(mean + deviation)
     ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)

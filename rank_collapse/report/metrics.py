@@ -35,7 +35,8 @@ def metrics_figure(
         for layer, shade in zip(chosen, figures.shades(len(chosen)), strict=True):
             by_seed = np.ma.masked_invalid(values[..., layer])
             label = f"layer {layer}" if layers > 1 else None
-            ax.plot(steps, by_seed.mean(axis=0).filled(np.nan), color=shade, label=label)
+            mean = by_seed.mean(axis=0).filled(np.nan)
+            ax.plot(steps, mean, color=shade, label=label, **figures.mark_isolated(mean))
             if len(by_seed) > 1:
                 low, high = by_seed.min(axis=0).filled(np.nan), by_seed.max(axis=0).filled(np.nan)
                 ax.fill_between(steps, low, high, color=shade, alpha=0.15, linewidth=0)

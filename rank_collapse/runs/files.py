@@ -56,6 +56,15 @@ def make_folder(path: str | os.PathLike) -> None:
     """
     with name_write_errors(path):
         Path(path).mkdir(parents=True, exist_ok=True)
+    check_writable(path)
+
+
+def check_writable(path: str | os.PathLike) -> None:
+    """Checks that files can be written into a folder.
+
+    Raises:
+        RunError: They cannot.
+    """
     if not os.access(path, os.W_OK | os.X_OK):
         raise RunError(f"cannot write to {path}: permission denied")
 

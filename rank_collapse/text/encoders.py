@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rank_collapse.extras import import_package
+from rank_collapse.struct import refuse_if
 from rank_collapse.text.growth import check_growth
 from rank_collapse.text.text_files import read_json
 from rank_collapse.text.vocabulary import (
@@ -36,6 +37,9 @@ class VocabularyEncoder:
         return self.ids(text)
 
 
+# Families that split texts into words as GPT-2 does, which vocab.json and merges.txt do not say.
+_SPLIT_AS_GPT2 = ("gpt2", "gptj", "phi", "roberta", "bart")
+_SPECIAL = ("<|endoftext|>", "<s>", "</s>", "<pad>", "<unk>")
 SENTENCEPIECE_FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 FILES = f"tokenizer.json, vocab.json with merges.txt, vocab.txt, {', '.join(SENTENCEPIECE_FILES)}"
 
@@ -96,11 +100,22 @@ def _encode_with(path, tokenizer):
 
 
 def _byte_level(folder, settings):
-    """Makes the encoder of a byte-level BPE, with <s> and </s> where the family has them."""
+    """Makes the encoder of a byte-level BPE, with <s> and </s> where the family has them.
+
+    Raises:
+        ValueError: Only the tokenizer.json of this family says how it splits texts into words.
+    """
+    kind = settings["model_type"]
+    refuse_if(
+        kind not in _SPLIT_AS_GPT2,
+        f"{folder / 'vocab.json'} does not say how a {kind} model splits texts; give "
+        "tokenizer.json",
+    )
     tokenizer = read_byte_level(folder / "vocab.json", folder / "merges.txt")
+    tokenizer.add_special_tokens([t for t in _SPECIAL if tokenizer.token_to_id(t) is not None])
     first, last = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("</s>")
     ids = _encode_with(folder / "vocab.json", tokenizer)
-    if settings["model_type"] == "gpt2" or None in (first, last):
+    if kind == "gpt2" or None in (first, last):
         return ids
     return VocabularyEncoder(lambda text: [first, *ids(text), last], ids.unknown)
 
@@ -123,14 +138,23 @@ def _read_sentencepiece(path, settings):
         indices = [model.piece_to_id(p) for p in pieces]
         return [i for i in indices if i != model.unk_id()]
 
-    before, after = {
+    def frame(first, last):
+        """Frames a text as the settings of the tokenizer ask for; by default only at its begin."""
+        begins, ends = options.get("add_bos_token", True), options.get("add_eos_token", False)
+        return ids(first) if begins else [], ids(last) if ends else []
+
+    frames = {
         "albert": (ids("[CLS]"), ids("[SEP]")),
         "xlnet": ([], ids("<sep>", "<cls>")),
-        "t5": ([], ids("</s>")),
-        "mt5": ([], ids("</s>")),
-        "llama": (ids("<s>"), []),
-        "mistral": (ids("<s>"), []),
-    }.get(kind, ([], []))
+        **dict.fromkeys(("t5", "mt5"), ([], ids("</s>"))),
+        **dict.fromkeys(("llama", "mistral", "mixtral", "phi3"), frame("<s>", "</s>")),
+        **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), frame("<bos>", "<eos>")),
+    }
+    refuse_if(
+        kind not in frames,
+        f"{path} does not say which special tokens a {kind} model reads; give tokenizer.json",
+    )
+    before, after = frames[kind]
     lower = kind == "albert" and bool(options.get("do_lower_case", True))
     return VocabularyEncoder(
         lambda text: [*before, *model.encode(text.lower() if lower else text), *after],

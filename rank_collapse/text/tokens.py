@@ -57,8 +57,9 @@ def read_texts(
         rows = zip(*(table[c] for c in columns), strict=True)
         texts = [" ".join(cell for cell in row if cell) for row in rows]
     else:
-        content = read_utf8(path)
-        blocks = content.split("\n\n") if "\n\n" in content.strip() else content.splitlines()
+        content = read_utf8(path).strip()
+        paragraphs = re.split(r"\n\s*\n", content)  # an empty line may have spaces
+        blocks = paragraphs if len(paragraphs) > 1 else content.split("\n")
         texts = [" ".join(block.split()) for block in blocks]
     texts = [text for text in texts if text]
     refuse_if(not texts, f"{path} holds no text")

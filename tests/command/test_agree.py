@@ -193,6 +193,12 @@ def test_mistakes_are_one_line(recordings, capsys, words, message):
     assert message in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize(("name", "place"), [("a", 0), ("b", 1), ("replay", 1), ("0", 1)])
+def test_a_message_about_a_temporary_recording_names_the_folder(name, place):
+    message = agree._name_folders(f"/tmp/x/{name}.safetensors: a NaN", "/tmp/x", ["A", "B"], 1)
+    assert message == f"{'AB'[place]}: a NaN"
+
+
 def test_nothing_can_be_said_of_states_that_have_nothing_in_common(recordings, capsys):
     """The first layer is at fault; of the others nothing is said."""
     states = np.load("a.npz")["residual"]

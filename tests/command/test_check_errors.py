@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from rank_collapse.command import inputs, main
+from rank_collapse.runs import files
 from tests.support.folders import REPOSITORY
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
@@ -46,6 +47,14 @@ def test_what_cannot_be_read_is_one_line_and_exit_code_2(arguments, message, cap
     assert main(arguments) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("error: ") and printed.count("\n") == 1 and message in printed
+
+
+@pytest.mark.parametrize("command", ["check", "agree"])
+def test_where_nothing_can_be_written_nothing_is_measured(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(files.os, "access", lambda *arguments: False)
+    assert main([command, str(GOLDEN), *[str(GOLDEN)] * (command == "agree")]) == 2
+    assert capsys.readouterr().err == f"error: cannot write to {tmp_path}: permission denied\n"
 
 
 def test_a_plain_name_that_is_no_folder_names_the_others(tmp_path, monkeypatch, capsys):

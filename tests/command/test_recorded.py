@@ -138,7 +138,7 @@ def test_a_folder_is_run_by_the_library_of_its_form(monkeypatch):
 def test_transformers_runs_decoders_with_their_heads(tmp_path, monkeypatch, architectures, kind):
     """In the dtype and with the attention of the form, once for each recording."""
     torch = pytest.importorskip("torch")
-    loaded, batches = [], []
+    loaded, batches, missing = [], [], ["pooler.dense.bias"]
 
     class Layer(torch.nn.Module):
         def forward(self, x):
@@ -158,8 +158,9 @@ def test_transformers_runs_decoders_with_their_heads(tmp_path, monkeypatch, arch
 
     def make_loader(name):
         def load(folder, **options):
+            assert options.pop("output_loading_info")
             loaded.append((name, folder, options))
-            return Network()
+            return Network(), {"missing_keys": missing}
 
         return types.SimpleNamespace(from_pretrained=load)
 
@@ -183,6 +184,9 @@ def test_transformers_runs_decoders_with_their_heads(tmp_path, monkeypatch, arch
         assert mask.dtype == torch.long and not is_training and not has_gradients
     assert open_recording(second).metadata["inputs"] == "a.safetensors"
     np.testing.assert_array_equal(open_recording(first).read_mask(), TOKENS.mask)
+    missing.append("encoder.weight")
+    message = "folder: tensor 'encoder.weight' is missing; transformers draws it"
+    is_refused(message, recorded._replay, Path("folder"), TOKENS, HALF, plan)
 
 
 @pytest.mark.parametrize("missing", ["torch", "transformers"])

@@ -93,7 +93,7 @@ def test_each_network_of_several_has_its_picture_and_its_alarms(tmp_path, capsys
         path = tmp_path / metrics.FOLDER / f"{network}.jsonl"
         metrics.append(path, 3, {"residual_ratio": [0.9, ratio]}, seed=0)
     out = read_output(capsys, str(tmp_path), code=watch.PASSED).out
-    assert out.startswith("deep: step 3: residual_ratio 1e-05") and "1 thresholds" in out
+    assert out.startswith("deep: step 3: residual_ratio 1e-05") and "1 threshold" in out
     places = [out.find(f"metrics-{name}.png") for name in ("deep", "flat")]
     assert 0 < places[0] < places[1]  # in the order of the names
     pictures = {path.name for path in (tmp_path / "figures").iterdir()}
@@ -320,5 +320,5 @@ def test_without_matplotlib_thresholds_are_still_passed(tmp_path, capsys, monkey
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     write(tmp_path, 1e-6)
     out, _ = read_output(capsys, str(tmp_path), code=watch.PASSED)
-    assert "1 thresholds passed; no picture: " in out
+    assert "1 threshold passed; no picture: " in out
     assert not (tmp_path / "figures").exists()

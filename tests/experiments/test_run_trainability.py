@@ -45,9 +45,16 @@ ARGUMENTS = (
 folder = finished(binary, *ARGUMENTS)
 
 
+def test_steps_are_whole_epochs(tmp_path, capsys):
+    """40 steps were 25."""
+    assert run(binary, ["--n_steps=40"], tmp_path / "run") == 2
+    assert "n_steps=40 is not a multiple of 25" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.full
 def test_the_first_seed_chooses_the_seeds(tmp_path):
-    arguments = [*SIZES, "--n_steps=1", "--depths=1", "--designs=post", "--warmup=0"]
+    arguments = [*SIZES, "--n_steps=25", "--depths=1", "--designs=post", "--warmup=0"]
     later = ["--first_seed=1", "--num_seeds=1"]
     for name, flags in (("both", ()), ("second", later)):
         assert run(binary, [*arguments, *flags], tmp_path / name) == 0

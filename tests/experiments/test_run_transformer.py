@@ -219,6 +219,8 @@ def test_seeds_that_diverged_are_left_out_of_figures_and_comparisons():
     assert share.containers[0].get_label() == "sequences written exactly, at the end (0.62)"
     results["diverged_at"] = np.array([3, 1, -1])
     assert binary.curves_figure(results, task).get_suptitle() == "Reverse, 1 seed"
+    untrained = results | {"losses": results["losses"][:, :0]}
+    assert binary.curves_figure(untrained, task) is None
     fig = binary.attention_figure(results, task)  # of the first seed that learned
     assert fig.get_suptitle() == "Reverse, seed 2: answer 0 3, written 0 4"
     shown = [ax for ax in fig.axes if ax.images]

@@ -111,6 +111,8 @@ def test_losses_and_accuracies_drawn_are_of_the_seeds_that_did_not_diverge(monke
     assert_close(loss.lines[0].get_ydata(), [6.0, 2.0])  # geometric means
     assert loss.lines[0].get_label() == "1 layer, width 8"
     assert_close(accuracy.lines[0].get_ydata(), [0.625])
+    untrained = {"depth 1": results["depth 1"] | {"losses": losses[:, :0]}}
+    assert run_width.width_figure(untrained, cases) is None
     shape = {"depth": 1, "hidden_dim": 8, "parameters": 90}
     monkeypatch.setattr(run_width, "describe_shape", lambda case: shape)
     (line,) = run_width.compare_results(results, cases)

@@ -1,9 +1,13 @@
 """Open checkpoints and networks in memory: the rows that a batch reads, and layers alone."""
 
+import shutil
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import rank_collapse as rc
 from rank_collapse import pretrained
@@ -23,6 +27,19 @@ def test_as_many_tokens_as_positions_are_read(name, length):
     assert batch["x"].shape == (1, length) and config.embedding.vocab_size == 2
     whole = pretrained.load(GOLDEN / name)[1].embedding.tokens
     np.testing.assert_array_equal(outside.embedding.tokens[batch["x"]], whole[ids])
+
+
+def test_a_head_beside_tied_embeddings_is_the_table_of_the_tokens(tmp_path):
+    """Which of two different tables is the head depends on the version of transformers."""
+    copy = Path(shutil.copytree(GOLDEN / "gpt2-head", tmp_path / "gpt2"))
+    tensors = load_file(copy / "model.safetensors")
+    table = next(array for name, array in tensors.items() if name.endswith("wte.weight"))
+    save_file(tensors | {"lm_head.weight": table}, copy / "model.safetensors")
+    head = pretrained.open_checkpoint(copy).unembedding
+    np.testing.assert_array_equal(head.table.read(0, len(table)), table)
+    save_file(tensors | {"lm_head.weight": 2 * table}, copy / "model.safetensors")
+    source = pretrained.open_checkpoint(copy)
+    is_refused("lm_head.weight differs from the table of the tokens", lambda: source.unembedding)
 
 
 def test_vectors_are_read_as_they_are():

@@ -58,6 +58,18 @@ def test_a_band_is_one_deviation_of_the_seeds_and_absent_of_one_seed():
     assert not one.collections and one.lines[0].get_color() == "red"
 
 
+@pytest.mark.parametrize("draw", [figures.band, figures.log_band])
+def test_a_line_marks_the_points_that_it_does_not_show(draw):
+    ax = new_axes()
+    values = np.array([[1.0, np.nan, 2.0, 3.0, np.nan, 4.0]])
+    draw(ax, range(6), values, marker="")
+    draw(ax, range(6), values)
+    draw(ax, [1], values[:, :1], marker="")
+    draw(ax, [1, 2], values[:, 2:4], marker="")
+    marks = [(line.get_marker(), line.get_markevery()) for line in ax.lines]
+    assert marks == [("o", [0, 5]), (figures.MARKERS[0], None), ("o", [0]), ("", None)]
+
+
 def test_a_band_of_logarithms_is_a_factor_above_and_below():
     ax = new_axes()
     figures.log_band(ax, [1], np.array([[1.0], [16.0]]), "admin", 2, linestyle=":")
@@ -128,3 +140,6 @@ def test_layers_are_whole_numbers_on_every_panel():
     figures.finish_axes(list(axes), "layer")
     for ax in axes:
         assert all(tick == round(tick) for tick in ax.get_xticks())
+        assert any(tick != round(tick) for tick in ax.get_yticks())
+        figures.integer_ticks(ax, vertical=True)
+        assert all(tick == round(tick) for tick in ax.get_yticks())

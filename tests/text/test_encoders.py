@@ -57,7 +57,16 @@ def test_byte_level(tmp_path):
     tokenizer.save_model(str(tmp_path))
     plain = encoders.load_tokenizer(tmp_path, {"model_type": "gpt2"})(TEXTS[0])
     assert tokenizer.decode(plain) == TEXTS[0]
-    assert encoders.load_tokenizer(tmp_path, {"model_type": "roberta"})(TEXTS[0]) == [0, *plain, 2]
+    encode = encoders.load_tokenizer(tmp_path, {"model_type": "roberta"})
+    assert encode(TEXTS[0]) == [0, *plain, 2]
+    assert encode(f"{TEXTS[0]}</s>") == [0, *plain, 2, 2]  # a special token in the text is one
+    for kind in ("qwen2", "gpt_neox"):  # split digits, or compose accents
+        is_refused(
+            f"does not say how a {kind} model splits texts",
+            encoders.load_tokenizer,
+            tmp_path,
+            {"model_type": kind},
+        )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -82,9 +91,10 @@ def test_sentencepiece(tmp_path):
     assert ids("t5") == [*plain, id_of("</s>")]
     assert ids("llama") == [id_of("<s>"), *plain]
     assert ids("albert") == [id_of("[CLS]"), *model.encode(TEXTS[2].lower()), id_of("[SEP]")]
-    for first, second in (("mt5", "t5"), ("mistral", "llama")):
+    for first, second in (("mt5", "t5"), ("mistral", "llama"), ("mixtral", "llama")):
         assert ids(first) == ids(second)
-    assert ids("gemma") == plain
+    assert ids("gemma") == plain  # this vocabulary has no <bos>
+    is_refused("which special tokens a bart model reads; give tokenizer.json", ids, "bart")
     for kind in ("camembert", "xlm-roberta"):
         is_refused(f"a {kind} model shifts its sentencepiece ids", ids, kind)
     assert encoders.load_tokenizer(tmp_path, {"model_type": "t5"}).unknown == model.unk_id()
@@ -92,6 +102,9 @@ def test_sentencepiece(tmp_path):
         folder.mkdir(exist_ok=True)
         (folder / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     assert ids("albert") == [id_of("[CLS]"), *plain, id_of("[SEP]")]
+    options = {"add_bos_token": False, "add_eos_token": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
+    assert ids("phi3") == [*plain, id_of("</s>")]
     sentencepiece.SentencePieceTrainer.train(
         input=str(tmp_path / "texts.txt"),
         model_prefix=str(tmp_path / "plain" / "spiece"),

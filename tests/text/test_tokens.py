@@ -10,6 +10,10 @@ def test_read_texts(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("One text\nover two lines.\n\nAnother.\n\n\n")
     assert tokens.read_texts(path) == ["One text over two lines.", "Another."]
+    path.write_text("One\ntext.\n \nAnother.\n")  # spaces in the empty line
+    assert tokens.read_texts(path) == ["One text.", "Another."]
+    path.write_text("One\u2028text.\nAnother.\n")  # no end of a line in a file
+    assert tokens.read_texts(path) == ["One text.", "Another."]
     path.write_text("One.\nTwo.\n")
     assert tokens.read_texts(path, limit=1) == ["One."]
     path.write_text("  \n\n ")

@@ -82,6 +82,12 @@ def test_golden_figures_of_all_variants(golden):
     golden("collapse_figures.txt", "\n".join(parts))
 
 
+def test_rates_that_do_not_exist_have_no_figure():
+    results = join_datasets(draw_points(0), run_collapse.AXES)
+    results["local_rate"] = results.local_rate.where(False)
+    assert collapse_figures.local_rate_figure(results) is None
+
+
 def test_a_grid_of_too_many_panels_has_no_figure():
     many = np.linspace(0.1, 1.0, 1 + labelled.MOST_PANELS).tolist()
     results = join_datasets(make_gains(*many), run_collapse.AXES)

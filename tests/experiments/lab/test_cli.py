@@ -223,6 +223,7 @@ def test_a_binary_hands_on_its_command_line_and_prints_all_before_it_ends(code, 
 
     monkeypatch.setattr(sys, "argv", ["binary", "folder", "--seed=1"])
     monkeypatch.setattr(cli, "execute", execute)
+    monkeypatch.setattr(cli, "prepare_streams", lambda: None)
     monkeypatch.setattr(cli.os, "_exit", end)
     monkeypatch.setattr(sys.stdout, "flush", lambda: events.append("flush"))
     with pytest.raises(SystemExit) as ended:

@@ -65,6 +65,12 @@ def test_lists_are_written_with_commas(arguments, depths):
     assert cli.parse_flags(TRAINABILITY, arguments.split()).depths == depths
 
 
+def test_a_name_that_is_repeated_counts_once():
+    """`check_bounds --cases=A,A` drew half of the networks."""
+    options = cli.parse_flags(TRAINABILITY, ["--designs=post,pre,post", "--depths=2,2"])
+    assert (options.designs, options.depths) == (["post", "pre"], [2, 2])
+
+
 @pytest.mark.parametrize("module", [run_sort, run_convex_hull, run_memorization])
 def test_a_published_command_asks_for_what_ours_does(module):
     """The command of the docstring, and the same by our names: one config, one run name."""

@@ -222,3 +222,5 @@ def test_the_legend_of_losses_counts_the_seeds_that_diverged():
     results = xr.Dataset(variables, {"epoch": [0, 1], "seed": np.arange(5)})
     (ax,) = accuracy_figures.loss_figure(results, SETUP).axes
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["2 seeds", "diverged: 3"]
+    untrained = results.isel(epoch=slice(0))
+    assert accuracy_figures.loss_figure(untrained, SETUP) is None

@@ -115,16 +115,14 @@ def test_data_of_a_seed_are_an_epoch_and_what_is_held_out():
 
 def test_cells_of_one_program_are_trained_together_with_their_own_gains(monkeypatch):
     """The ensemble has one look at each part of training; gains come from the runs' own start."""
-    options = SimpleNamespace(
-        n_steps=10 * design_cells.STEPS_PER_EPOCH + 1, num_labels=4, num_tokens=3
-    )
+    options = SimpleNamespace(n_steps=10 * design_cells.STEPS_PER_EPOCH, num_labels=4, num_tokens=3)
     made = []
     monkeypatch.setattr(design_cells, "make_measure", lambda recipe: ("measure", recipe))
     monkeypatch.setattr(design_cells, "Ensemble", lambda *a, **options: made.append((a, options)))
     config = design_cells.rc.transformer(
         1, 1, 4, embedding=design_cells.rc.EmbeddingConfig(vocab_size=4, d_embed=4)
     )
-    for n_steps, num_epochs in ((options.n_steps, 10), (1, 1)):
+    for n_steps, num_epochs in ((options.n_steps, 10), (25, 1)):
         options.n_steps = n_steps
         design_cells.make_ensemble(options, config, 6, "mesh")
         (recipe, make_data), settings = made.pop()
