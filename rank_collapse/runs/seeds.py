@@ -62,8 +62,12 @@ def select_keys(keys: Key, rows: slice | np.ndarray) -> Key:
 
 @jax.jit
 def fold_key(key: Key, numbers: AnyArray) -> Key:
-    """Return fold_in(key, s) of each number s."""
-    return jax.vmap(lambda s: jax.random.fold_in(key, s))(numbers)
+    """Return fold_in(key, s) of each number s.
+
+    They are computed one after the other: for a key of `unsafe_rbg` each number of a vmap would
+    change the keys of the others.
+    """
+    return jax.lax.map(lambda s: jax.random.fold_in(key, s), numbers)
 
 
 def seed_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
