@@ -113,6 +113,51 @@ def test_variables_of_nnx_change_as_without_a_measurement():
     assert jax.tree.leaves(states[0]) == jax.tree.leaves(states[1])
 
 
+class InnerAttention(nnx.Module):
+    @nnx.jit
+    def __call__(self, x):
+        return x[::-1]
+
+
+class OuterAttention(nnx.Module):
+    def __init__(self):
+        self.inner = InnerAttention()
+
+    def __call__(self, x):
+        return x + self.inner(2 * x)
+
+
+def test_what_jax_traced_before_is_measured_and_once_for_each_call():
+    model, x = nnx.Sequential(OuterAttention(), OuterAttention()), X[0]
+    measure = {"measure": lambda x, weights: {"first": x[0, 0]}}
+    model(x)
+    reads = np.stack([x, x + 2 * x[::-1]])[:, 0, 0]
+    for kinds, scale in ((InnerAttention | OuterAttention, 2), (OuterAttention, 1)):
+        _, scalars = jax_watch.nnx_monitored(
+            model, x, select=lambda module, kinds=kinds: isinstance(module, kinds), **measure
+        )
+        np.testing.assert_allclose(scalars["first"], scale * reads, rtol=1e-6)
+
+
+class JitAttention(nnx.MultiHeadAttention):
+    __call__ = nnx.jit(nnx.MultiHeadAttention.__call__)
+
+
+def test_weights_inside_of_an_inner_trace_are_not_measured():
+    model = JitAttention(1, 2, decode=False, rngs=nnx.Rngs(0))
+    measure = {"measure": lambda x, weights: {"has_weights": weights is not None}}
+    _, scalars = nnx.eval_shape(lambda m: jax_watch.nnx_monitored(m, X[0, :, :2], **measure), model)
+    assert scalars["has_weights"].shape == (1,)
+
+
+def test_variables_of_a_model_outside_of_a_transformation_are_read_alone():
+    model = nnx.Linear(D, D, rngs=nnx.Rngs(0))
+    monitored = functools.partial(jax_watch.nnx_monitored, model, select=callable)
+    slope = jax.grad(lambda t: monitored(t * X[0])[0].sum())
+    want = jax.grad(lambda t: model(t * X[0]).sum())
+    np.testing.assert_allclose(slope(1.0), want(1.0), rtol=1e-6)
+
+
 def test_weights_of_nnx_are_causal_where_the_call_says_so_and_of_flax_alone():
     q = jax.random.normal(jax.random.key(0), (B, N, H, D // H))
     from flax.nnx.nn import attention as library

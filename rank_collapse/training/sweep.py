@@ -107,21 +107,22 @@ def sweep(
     import_package("xarray", "training.sweep", "training")  # before anything is trained
     axes, base_key = make_axes(hyper, static), _make_base_key(key)
     mesh = run_seeds.seed_mesh(jax.local_devices()) if mesh is None else mesh
-    functions = [
-        trace_functions(init, step, look, axes.examples(), point, base_key.dtype)
-        for point in axes.static_points()
-    ]
-    check_names(functions, axes, finite)
-    shares_bits = any(f.shares_bits() for f in functions)
-    at_once = _choose_group(at_once, mesh, shares_bits)
-    numbers = first + np.arange(count)
-    total = len(functions) * axes.num_hyper * processes.count_share(count) * steps
+    numbers, static_points = first + np.arange(count), axes.static_points()
+    total = len(static_points) * axes.num_hyper * processes.count_share(count) * steps
     with contextlib.ExitStack() as stack:
         for check in (jax.debug_nans, jax.debug_infs):  # `Trainer` names the runs that diverge
             stack.enter_context(check(False))
         progress = stack.enter_context(
             Progress(total, "sweep", quiet=quiet or not processes.is_first())
         )
+        functions = []
+        for point in static_points:
+            with progress.time_activity("tracing"):
+                functions.append(
+                    trace_functions(init, step, look, axes.examples(), point, base_key.dtype)
+                )
+        check_names(functions, axes, finite)
+        at_once = _choose_group(at_once, mesh, any(f.shares_bits() for f in functions))
         store = None
         if folder is not None:
             config = _describe_sweep(functions, axes, base_key, every, finite)
