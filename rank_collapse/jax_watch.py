@@ -73,7 +73,7 @@ def linen_monitored(
         module = context.module
         if context.method_name != "__call__" or not select(module):
             return call(*args, **kwargs)
-        with _mark_call(args, kwargs) as inside:
+        with _mark_call(type(module).__call__, args, kwargs) as inside:
             if not isinstance(module, nn.MultiHeadDotProductAttention):
                 return call(*args, **kwargs)
             # Linen's modules are frozen, but for the call alone
@@ -124,7 +124,8 @@ def nnx_monitored(
         @functools.wraps(method)
         def call_method(self, *args, **kwargs):
             """Calls the module's method, and records the call and its attention weights."""
-            with _mark_call(args, kwargs) as inside, contextlib.ExitStack() as patches:
+            marked = _mark_call(method, args, kwargs)
+            with marked as inside, contextlib.ExitStack() as patches:
                 if isinstance(self, nnx.MultiHeadAttention):
                     attend = inside.keep_weights(self.attention_fn, attention)
                     patches.enter_context(mock.patch.object(self, "attention_fn", attend))
@@ -207,7 +208,7 @@ def _tap_block(block):
         @functools.wraps(block)
         def call_block(*args, **kwargs):
             """Calls the block, and marks its tokens."""
-            with _mark_call(args, kwargs):
+            with _mark_call(block, args, kwargs):
                 return block(*args, **kwargs)
 
         return call_block
@@ -222,7 +223,7 @@ def _tap_class(kind):
 
     def call_block(self, *args, **kwargs):
         """Calls the block, and marks its tokens."""
-        with _mark_call(args, kwargs):
+        with _mark_call(kind.__call__, args, kwargs):
             return kind.__call__(self, *args, **kwargs)
 
     names = {"__call__": call_block, "__module__": kind.__module__}
@@ -231,17 +232,21 @@ def _tap_class(kind):
 
 
 @contextlib.contextmanager
-def _mark_call(args, kwargs) -> Iterator["_Record"]:
+def _mark_call(method, args, kwargs) -> Iterator["_Record"]:
     """Mark a module's call: its tokens, the first argument of floats [..., n, d], are to be
     measured, unless a nested call is measured or the module reads no tokens.
 
     Args:
-        args, kwargs: Arguments of the call.
+        method: The function that is called.
+        args, kwargs: Arguments of the call; the latter count in the order of the function.
 
     Yields:
         Where the attention of the module may keep its weights.
     """
-    x = next((a for a in (*args, *kwargs.values()) if _are_tokens(a)), None)
+    names = [*inspect.signature(method).parameters] if len(kwargs) > 1 else []
+    by_name = sorted(kwargs, key=lambda name: names.index(name) if name in names else len(names))
+    values = (*args, *(kwargs[name] for name in by_name))
+    x = next((a for a in values if _are_tokens(a)), None)
     inside = _Record()
     if x is not None:
         tap(x, part="begin")

@@ -182,7 +182,7 @@ class Mean(nnx.Module):
 
 
 class Shift(nnx.Module):
-    def __call__(self, x):
+    def __call__(self, x, memory=None):
         return jnp.roll(x, 1, axis=-2)
 
 
@@ -191,7 +191,7 @@ class Mixers(nnx.Module):
         self.mean, self.shift = Mean(), Shift()
 
     def __call__(self, x, *, scale):
-        return scale * self.shift(x=self.mean("train", x))
+        return scale * self.shift(memory=-x, x=self.mean("train", x))
 
 
 def test_modules_of_every_class_that_is_selected_are_measured():
