@@ -16,6 +16,7 @@ import contextlib
 import functools
 import inspect
 import re
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,6 +33,8 @@ from rank_collapse.watch.taps import measure_taps, tap
 
 Measure = Callable[..., dict[str, Any]]
 Scalars = dict[str, Float[Array, "l"]]
+
+_class_lock = threading.RLock()  # held while methods of classes, which threads share, are wrapped
 
 
 def is_attention(module: object) -> bool:
@@ -124,6 +127,8 @@ def nnx_monitored(
         @functools.wraps(method)
         def call_method(self, *args, **kwargs):
             """Calls the module's method, and records the call and its attention weights."""
+            if not select(self):
+                return method(self, *args, **kwargs)
             marked = _mark_call(method, args, kwargs)
             with marked as inside, contextlib.ExitStack() as patches:
                 if isinstance(self, nnx.MultiHeadAttention):
@@ -143,7 +148,7 @@ def nnx_monitored(
         """Calls a copy of the model, whose variables belong to the trace, with wrapped methods."""
         model, inputs, options = copies = nnx.merge(graph, *states, copy=True)
         old = {path: a.get_raw_value() for path, a in list_variables(copies)}
-        with contextlib.ExitStack() as patches:
+        with _class_lock, contextlib.ExitStack() as patches:
             for kind in {type(module) for _, module in nnx.iter_modules(model) if select(module)}:
                 method = wrap_method(kind.__call__)
                 patches.enter_context(mock.patch.object(kind, "__call__", method))

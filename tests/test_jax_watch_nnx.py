@@ -1,6 +1,9 @@
 """One call for NNX: the scalars are those of rc.monitor on the same arrays."""
 
+import contextlib
 import functools
+import threading
+from concurrent import futures
 
 import jax
 import jax.numpy as jnp
@@ -206,6 +209,47 @@ def test_modules_of_every_class_that_is_selected_are_measured():
     np.testing.assert_allclose(out, 3 * np.roll(mixed, 1, axis=-2), rtol=1e-6)
     np.testing.assert_allclose(scalars["first"], [X[0, 0], mixed[0, 0]], rtol=1e-6)
     assert not scalars["has_weights"].any()
+
+
+def test_of_modules_of_one_class_those_that_are_selected_are_measured():
+    model = nnx.Sequential(Shift(), Shift())
+    model.layers[1].is_last = True
+    _, scalars = jax_watch.nnx_monitored(
+        model,
+        X[0],
+        select=lambda module: hasattr(module, "is_last"),
+        measure=lambda x, weights: {"first": x[0, 0]},
+    )
+    np.testing.assert_allclose(scalars["first"], [X[0, -1, 0]], rtol=1e-6)
+
+
+class Meeting(nnx.Module):
+    """Waits inside of its call until another thread calls one, too, or for a moment."""
+
+    def __call__(self, x):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            MEETING.wait(0.5)
+        return x
+
+
+MEETING = threading.Barrier(2)
+
+
+def test_threads_do_not_change_what_others_measure():
+    """Methods of a class are wrapped while a model is traced, and are its own again after it."""
+
+    def count_layers(count):
+        model = nnx.Sequential(*(Meeting() for _ in range(count)))
+        measure = {"measure": lambda x, weights: {"one": 1.0}}
+        _, scalars = jax_watch.nnx_monitored(
+            model, X[0], select=lambda module: isinstance(module, Meeting), **measure
+        )
+        return len(scalars["one"])
+
+    before = Meeting.__call__
+    with futures.ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(count_layers, [1, 2])) == [1, 2]
+    assert Meeting.__call__ is before
 
 
 def test_tokens_are_at_least_two_rows_of_floats():

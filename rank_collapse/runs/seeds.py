@@ -51,7 +51,9 @@ def fold_seeds(base_seed: int, numbers: np.ndarray) -> Key:
     The numbers are padded to a multiple of `KEYS`, so that few numbers of seeds compile a program.
     """
     padded = np.pad(numbers, (0, -len(numbers) % KEYS))
-    return select_keys(fold_key(jax.random.key(base_seed), padded), slice(len(numbers)))
+    # Whatever generator JAX is set to: the draws of others may depend on the seeds in a vmap.
+    key = jax.random.key(base_seed, impl="threefry2x32")
+    return select_keys(fold_key(key, padded), slice(len(numbers)))
 
 
 def select_keys(keys: Key, rows: slice | np.ndarray) -> Key:
