@@ -16,6 +16,7 @@ from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
+from rank_collapse.paths.traced.programs import count_scan_arguments
 from rank_collapse.struct import refuse_if
 
 Scalars = dict[str, Array]  # by name, with the layers as first axis
@@ -197,7 +198,7 @@ def _run_scan(params, inputs, measure):
         (its outputs: the carry, then what is stacked; scalars [steps · layers of a step, ...] by
         name).
     """
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    num_consts, num_carry = count_scan_arguments(params)
     jaxpr, consts = _open(params["jaxpr"])
     fixed, carry, stacked = (
         inputs[:num_consts],
