@@ -44,10 +44,10 @@ from experiments.train import arguments, design_cells
 from experiments.train.design_cells import Cell, gradient_norms
 from experiments.verdicts import Comparison, Row, TableRow, make_row, seed_rows
 from experiments.verdicts.share_intervals import wilson_interval
+from rank_collapse.checks import refuse_if
 from rank_collapse.printed import format_count
 from rank_collapse.report import figures
 from rank_collapse.report.wording import power_of_ten, words
-from rank_collapse.struct import refuse_if
 
 SOURCE = "Liu et al. 2020, table 1: WMT'14 English-German, encoder and decoder, with warm-up"
 

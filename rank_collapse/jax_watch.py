@@ -16,12 +16,14 @@ import contextlib
 import functools
 import inspect
 import re
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -31,6 +33,8 @@ from rank_collapse.watch.taps import measure_taps, tap
 
 Measure = Callable[..., dict[str, Any]]
 Scalars = dict[str, Float[Array, "l"]]
+
+_class_lock = threading.RLock()  # held while methods of classes, which threads share, are wrapped
 
 
 def is_attention(module: object) -> bool:
@@ -67,14 +71,12 @@ def linen_monitored(
     from flax import linen as nn
     from flax.linen import attention
 
-    record = _Record()
-
     def intercept_call(call, args, kwargs, context):
         """Records the call of a selected module, and keeps the weights of Flax's own attention."""
         module = context.module
         if context.method_name != "__call__" or not select(module):
             return call(*args, **kwargs)
-        with record.record_call(args, kwargs) as inside:
+        with _mark_call(type(module).__call__, args, kwargs) as inside:
             if not isinstance(module, nn.MultiHeadDotProductAttention):
                 return call(*args, **kwargs)
             # Linen's modules are frozen, but for the call alone
@@ -90,7 +92,7 @@ def linen_monitored(
         with nn.intercept_methods(intercept_call):
             return module.apply(variables, *inputs, mutable=mutable, **options)
 
-    return _measure_model(apply, measure)
+    return _measure_model(apply, measure, select)
 
 
 def nnx_monitored(
@@ -119,15 +121,16 @@ def nnx_monitored(
     from flax import nnx
     from flax.nnx.nn import attention
 
-    record = _Record()
-
     def wrap_method(method):
         """Wraps a module's method so that its calls are recorded, with the weights of attention."""
 
         @functools.wraps(method)
         def call_method(self, *args, **kwargs):
             """Calls the module's method, and records the call and its attention weights."""
-            with record.record_call(args, kwargs) as inside, contextlib.ExitStack() as patches:
+            if not select(self):
+                return method(self, *args, **kwargs)
+            marked = _mark_call(method, args, kwargs)
+            with marked as inside, contextlib.ExitStack() as patches:
                 if isinstance(self, nnx.MultiHeadAttention):
                     attend = inside.keep_weights(self.attention_fn, attention)
                     patches.enter_context(mock.patch.object(self, "attention_fn", attend))
@@ -135,19 +138,26 @@ def nnx_monitored(
 
         return call_method
 
+    def list_variables(node):
+        return list(nnx.to_flat_state(nnx.state(node, nnx.Variable)))
+
     called = (model, inputs, options)
     graph, *states = nnx.split(called, nnx.Variable, ...)
 
     def call():  # on copies, whose variables belong to the trace
         """Calls a copy of the model, whose variables belong to the trace, with wrapped methods."""
         model, inputs, options = copies = nnx.merge(graph, *states, copy=True)
-        with contextlib.ExitStack() as patches:
+        old = {path: a.get_raw_value() for path, a in list_variables(copies)}
+        with _class_lock, contextlib.ExitStack() as patches:
             for kind in {type(module) for _, module in nnx.iter_modules(model) if select(module)}:
                 method = wrap_method(kind.__call__)
                 patches.enter_context(mock.patch.object(kind, "__call__", method))
-            return model(*inputs, **options), nnx.state(copies, nnx.Variable)
+            out = model(*inputs, **options)
+        new = list_variables(copies)
+        changed = [(path, a) for path, a in new if a.get_raw_value() is not old.get(path)]
+        return out, nnx.from_flat_state(changed)
 
-    (out, state), scalars = _measure_model(call, measure)
+    (out, state), scalars = _measure_model(call, measure, select)
     nnx.update(called, state)
     return out, scalars
 
@@ -203,7 +213,7 @@ def _tap_block(block):
         @functools.wraps(block)
         def call_block(*args, **kwargs):
             """Calls the block, and marks its tokens."""
-            with _Record().record_call(args, kwargs):
+            with _mark_call(block, args, kwargs):
                 return block(*args, **kwargs)
 
         return call_block
@@ -218,7 +228,7 @@ def _tap_class(kind):
 
     def call_block(self, *args, **kwargs):
         """Calls the block, and marks its tokens."""
-        with _Record().record_call(args, kwargs):
+        with _mark_call(kind.__call__, args, kwargs):
             return kind.__call__(self, *args, **kwargs)
 
     names = {"__call__": call_block, "__module__": kind.__module__}
@@ -226,29 +236,41 @@ def _tap_class(kind):
     return types.new_class(kind.__name__, (kind,), exec_body=lambda body: body.update(names))
 
 
+@contextlib.contextmanager
+def _mark_call(method, args, kwargs) -> Iterator["_Record"]:
+    """Mark a module's call: its tokens, the first argument of floats [..., n, d], are to be
+    measured, unless a nested call is measured or the module reads no tokens.
+
+    Args:
+        method: The function that is called.
+        args, kwargs: Arguments of the call; the latter count in the order of the function.
+
+    Yields:
+        Where the attention of the module may keep its weights.
+    """
+    names = [*inspect.signature(method).parameters] if len(kwargs) > 1 else []
+    by_name = sorted(kwargs, key=lambda name: names.index(name) if name in names else len(names))
+    values = (*args, *(kwargs[name] for name in by_name))
+    x = next((a for a in values if _are_tokens(a)), None)
+    inside = _Record()
+    if x is not None:
+        tap(x, part="begin")
+    yield inside
+    if x is not None:
+        is_usable = inside.trace == _current_trace()
+        tap(x, inside.weights if is_usable else None, part="end")
+
+
 class _Record:
-    """Modules that are being called, and the inputs of each."""
+    """The attention weights of a module that is being called.
+
+    Attributes:
+        weights: The weights; None for none.
+        trace: The trace of JAX to which they belong: that of an inner jit, for example.
+    """
 
     def __init__(self):
-        self._calls, self.weights = 0, None
-
-    @contextlib.contextmanager
-    def record_call(self, args, kwargs) -> Iterator["_Record"]:
-        """Record a module's call: its tokens, the first argument of floats [..., n, d], are marked
-        to be measured, unless a nested call was measured or the module reads no tokens.
-
-        Args:
-            args, kwargs: Arguments of the call.
-
-        Yields:
-            The record of calls inside of this one, which may keep attention weights.
-        """
-        x = next((a for a in (*args, *kwargs.values()) if _are_tokens(a)), None)
-        inside, before = _Record(), self._calls
-        yield inside
-        if x is not None and self._calls == before:
-            self._calls += 1
-            tap(x, inside.weights)
+        self.weights = self.trace = None
 
     def keep_weights(self, attend, library):
         """Wrap Flax's `dot_product_attention` to keep its weights; the weights of other functions
@@ -268,9 +290,14 @@ class _Record:
             names = inspect.signature(weigh).parameters.keys() - {"module", "deterministic"}
             weight_options = {name: a for name, a in options.items() if name in names}
             self.weights = weigh(query, key, deterministic=True, **weight_options)
+            self.trace = _current_trace()
             return attend(query, key, value, **options)
 
         return keep_and_attend
+
+
+def _current_trace():
+    return jax.extend.core.get_opaque_trace_state(convention="nnx")
 
 
 def _are_tokens(a):
@@ -279,12 +306,13 @@ def _are_tokens(a):
     return is_matrix and jnp.issubdtype(a.dtype, jnp.floating)
 
 
-def _measure_model(call, measure):
+def _measure_model(call, measure, choice=""):
     """Run a model, and measure the attentions in it.
 
     Args:
         call: Function without arguments that calls the model.
         measure: Function that measures an attention's input and weights.
+        choice: Function that chooses the modules.
 
     Returns:
         (result of the call, the measurements).
@@ -292,7 +320,7 @@ def _measure_model(call, measure):
     Raises:
         ValueError: No attention was measured.
     """
-    out, scalars = measure_taps(call, measure)
+    out, scalars = measure_taps(call, measure, choice=choice)
     refuse_if(
         not scalars,
         "no attention was measured: select= or blocks= may name the modules, which have to be "

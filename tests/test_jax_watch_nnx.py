@@ -1,6 +1,9 @@
 """One call for NNX: the scalars are those of rc.monitor on the same arrays."""
 
+import contextlib
 import functools
+import threading
+from concurrent import futures
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +116,51 @@ def test_variables_of_nnx_change_as_without_a_measurement():
     assert jax.tree.leaves(states[0]) == jax.tree.leaves(states[1])
 
 
+class InnerAttention(nnx.Module):
+    @nnx.jit
+    def __call__(self, x):
+        return x[::-1]
+
+
+class OuterAttention(nnx.Module):
+    def __init__(self):
+        self.inner = InnerAttention()
+
+    def __call__(self, x):
+        return x + self.inner(2 * x)
+
+
+def test_what_jax_traced_before_is_measured_and_once_for_each_call():
+    model, x = nnx.Sequential(OuterAttention(), OuterAttention()), X[0]
+    measure = {"measure": lambda x, weights: {"first": x[0, 0]}}
+    model(x)
+    reads = np.stack([x, x + 2 * x[::-1]])[:, 0, 0]
+    for kinds, scale in ((InnerAttention | OuterAttention, 2), (OuterAttention, 1)):
+        _, scalars = jax_watch.nnx_monitored(
+            model, x, select=lambda module, kinds=kinds: isinstance(module, kinds), **measure
+        )
+        np.testing.assert_allclose(scalars["first"], scale * reads, rtol=1e-6)
+
+
+class JitAttention(nnx.MultiHeadAttention):
+    __call__ = nnx.jit(nnx.MultiHeadAttention.__call__)
+
+
+def test_weights_inside_of_an_inner_trace_are_not_measured():
+    model = JitAttention(1, 2, decode=False, rngs=nnx.Rngs(0))
+    measure = {"measure": lambda x, weights: {"has_weights": weights is not None}}
+    _, scalars = nnx.eval_shape(lambda m: jax_watch.nnx_monitored(m, X[0, :, :2], **measure), model)
+    assert scalars["has_weights"].shape == (1,)
+
+
+def test_variables_of_a_model_outside_of_a_transformation_are_read_alone():
+    model = nnx.Linear(D, D, rngs=nnx.Rngs(0))
+    monitored = functools.partial(jax_watch.nnx_monitored, model, select=callable)
+    slope = jax.grad(lambda t: monitored(t * X[0])[0].sum())
+    want = jax.grad(lambda t: model(t * X[0]).sum())
+    np.testing.assert_allclose(slope(1.0), want(1.0), rtol=1e-6)
+
+
 def test_weights_of_nnx_are_causal_where_the_call_says_so_and_of_flax_alone():
     q = jax.random.normal(jax.random.key(0), (B, N, H, D // H))
     from flax.nnx.nn import attention as library
@@ -137,7 +185,7 @@ class Mean(nnx.Module):
 
 
 class Shift(nnx.Module):
-    def __call__(self, x):
+    def __call__(self, x, memory=None):
         return jnp.roll(x, 1, axis=-2)
 
 
@@ -146,7 +194,7 @@ class Mixers(nnx.Module):
         self.mean, self.shift = Mean(), Shift()
 
     def __call__(self, x, *, scale):
-        return scale * self.shift(x=self.mean("train", x))
+        return scale * self.shift(memory=-x, x=self.mean("train", x))
 
 
 def test_modules_of_every_class_that_is_selected_are_measured():
@@ -161,6 +209,47 @@ def test_modules_of_every_class_that_is_selected_are_measured():
     np.testing.assert_allclose(out, 3 * np.roll(mixed, 1, axis=-2), rtol=1e-6)
     np.testing.assert_allclose(scalars["first"], [X[0, 0], mixed[0, 0]], rtol=1e-6)
     assert not scalars["has_weights"].any()
+
+
+def test_of_modules_of_one_class_those_that_are_selected_are_measured():
+    model = nnx.Sequential(Shift(), Shift())
+    model.layers[1].is_last = True
+    _, scalars = jax_watch.nnx_monitored(
+        model,
+        X[0],
+        select=lambda module: hasattr(module, "is_last"),
+        measure=lambda x, weights: {"first": x[0, 0]},
+    )
+    np.testing.assert_allclose(scalars["first"], [X[0, -1, 0]], rtol=1e-6)
+
+
+class Meeting(nnx.Module):
+    """Waits inside of its call until another thread calls one, too, or for a moment."""
+
+    def __call__(self, x):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            MEETING.wait(0.5)
+        return x
+
+
+MEETING = threading.Barrier(2)
+
+
+def test_threads_do_not_change_what_others_measure():
+    """Methods of a class are wrapped while a model is traced, and are its own again after it."""
+
+    def count_layers(count):
+        model = nnx.Sequential(*(Meeting() for _ in range(count)))
+        measure = {"measure": lambda x, weights: {"one": 1.0}}
+        _, scalars = jax_watch.nnx_monitored(
+            model, X[0], select=lambda module: isinstance(module, Meeting), **measure
+        )
+        return len(scalars["one"])
+
+    before = Meeting.__call__
+    with futures.ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(count_layers, [1, 2])) == [1, 2]
+    assert Meeting.__call__ is before
 
 
 def test_tokens_are_at_least_two_rows_of_floats():

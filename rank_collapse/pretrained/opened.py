@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.annotations import AnyArray, Leaf, Tree
+from rank_collapse.checks import refuse_if
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.input_checks import check_indices
@@ -22,7 +23,6 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.pretrained.entries import Settings, check_allowed
 from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.weights import Stored, Table, Unembedding, Weights, stored_values
-from rank_collapse.struct import refuse_if
 
 
 class MaskedHead(struct.Struct):

@@ -51,7 +51,9 @@ def fold_seeds(base_seed: int, numbers: np.ndarray) -> Key:
     The numbers are padded to a multiple of `KEYS`, so that few numbers of seeds compile a program.
     """
     padded = np.pad(numbers, (0, -len(numbers) % KEYS))
-    return select_keys(fold_key(jax.random.key(base_seed), padded), slice(len(numbers)))
+    # Whatever generator JAX is set to: the draws of others may depend on the seeds in a vmap.
+    key = jax.random.key(base_seed, impl="threefry2x32")
+    return select_keys(fold_key(key, padded), slice(len(numbers)))
 
 
 def select_keys(keys: Key, rows: slice | np.ndarray) -> Key:
@@ -62,8 +64,12 @@ def select_keys(keys: Key, rows: slice | np.ndarray) -> Key:
 
 @jax.jit
 def fold_key(key: Key, numbers: AnyArray) -> Key:
-    """Return fold_in(key, s) of each number s."""
-    return jax.vmap(lambda s: jax.random.fold_in(key, s))(numbers)
+    """Return fold_in(key, s) of each number s.
+
+    They are computed one after the other: for a key of `unsafe_rbg` each number of a vmap would
+    change the keys of the others.
+    """
+    return jax.lax.map(lambda s: jax.random.fold_in(key, s), numbers)
 
 
 def seed_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:

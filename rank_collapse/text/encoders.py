@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rank_collapse.checks import refuse_if
 from rank_collapse.extras import import_package
-from rank_collapse.struct import refuse_if
 from rank_collapse.text.growth import check_growth
 from rank_collapse.text.text_files import read_json
 from rank_collapse.text.vocabulary import (

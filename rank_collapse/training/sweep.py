@@ -74,7 +74,8 @@ def sweep(
             belongs to the run, is the same at each look, and is independent of the key of `init`.
             Values of `static` that it takes are passed as keywords.
         at_once: Number of runs over which a device vmaps. By default a CPU computes one run after
-            the other, and an accelerator as many at once as fit into memory.
+            the other, and an accelerator as many at once as fit into memory; with keys of the
+            generator "rbg", whose draws under vmap depend on the other runs, it is 1 everywhere.
         until: (metrics Dataset of the seeds so far) → whether they are enough; asked after each
             round of seeds. `seeds` is then the largest number of seeds.
         round_seeds: Seeds of one round, with `until`.
@@ -106,18 +107,22 @@ def sweep(
     import_package("xarray", "training.sweep", "training")  # before anything is trained
     axes, base_key = make_axes(hyper, static), _make_base_key(key)
     mesh = run_seeds.seed_mesh(jax.local_devices()) if mesh is None else mesh
-    at_once = run_seeds.group_size(mesh) if at_once is None else check_whole("at_once", at_once, 1)
-    functions = [
-        trace_functions(init, step, look, axes.examples(), point, base_key.dtype)
-        for point in axes.static_points()
-    ]
-    check_names(functions, axes, finite)
-    numbers = first + np.arange(count)
-    total = len(functions) * axes.num_hyper * processes.count_share(count) * steps
+    numbers, static_points = first + np.arange(count), axes.static_points()
+    total = len(static_points) * axes.num_hyper * processes.count_share(count) * steps
     with contextlib.ExitStack() as stack:
+        for check in (jax.debug_nans, jax.debug_infs):  # `Trainer` names the runs that diverge
+            stack.enter_context(check(False))
         progress = stack.enter_context(
             Progress(total, "sweep", quiet=quiet or not processes.is_first())
         )
+        functions = []
+        for point in static_points:
+            with progress.time_activity("tracing"):
+                functions.append(
+                    trace_functions(init, step, look, axes.examples(), point, base_key.dtype)
+                )
+        check_names(functions, axes, finite)
+        at_once = _choose_group(at_once, mesh, any(f.shares_bits() for f in functions))
         store = None
         if folder is not None:
             config = _describe_sweep(functions, axes, base_key, every, finite)
@@ -140,6 +145,24 @@ def sweep(
             points.diverged_at(),
             trainer.seconds,
         )
+
+
+def _choose_group(at_once, mesh, shares_bits):
+    """Returns the number of runs over which a device vmaps; None for as many as fit into memory.
+
+    Args:
+        at_once: This number, or None for the default.
+        mesh: The devices.
+        shares_bits: Whether random numbers of a run under vmap would depend on the others.
+    """
+    if at_once is None:
+        return 1 if shares_bits else run_seeds.group_size(mesh)
+    refuse_if(
+        check_whole("at_once", at_once, 1) > 1 and shares_bits,
+        f"at_once={at_once}, but under vmap random numbers of the generator 'rbg' depend on the "
+        "other runs: leave at_once out, or use keys of 'threefry2x32'",
+    )
+    return at_once
 
 
 def _is_enough(answer):

@@ -34,7 +34,8 @@ def monitor_gradients(
 
     Args:
         gradients: Gradients of a pytree of parameters: ours, Flax's (boxed or not), Equinox's, or a
-            dictionary by names such as "layers.0.attention.q_proj.weight".
+            dictionary by names such as "layers.0.attention.q_proj.weight" or Haiku's
+            "attention/query".
         layer_axis: Axis of the layers in every such leaf, where layers are stacked; norms are then
             by layer, [l].
         by_layer: Whether layers are separate modules, as in lists of Flax NNX and Equinox: norms
@@ -76,7 +77,9 @@ def _compute_norms(gradients, table, layer_axis, by_layer, axis):
         gradients, is_leaf=lambda node: hasattr(node, "add_axis")
     )
     dotted = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
-    leaves = [(dotted(path), a) for path, node in boxed for a in jax.tree.leaves(node)]
+    leaves = [  # Haiku's names of modules have "/" in them
+        (dotted(path).replace("/", "."), a) for path, node in boxed for a in jax.tree.leaves(node)
+    ]
     pieces: dict[str, dict[str, list[Any]]] = {}  # of a part and a layer
     for path, leaf in leaves:
         places = {name: f".{path}.".rfind(f".{name}.") for name in table}

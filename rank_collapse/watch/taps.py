@@ -17,6 +17,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
 from rank_collapse.checks import refuse_if
+from rank_collapse.paths.traced.programs import count_scan_arguments
 
 Scalars = dict[str, Array]  # by name, with the layers as first axis
 Measure = Callable[..., dict[str, Any]]
@@ -24,18 +25,23 @@ Measure = Callable[..., dict[str, Any]]
 _COUNT = ""  # name of a scalar that every layer has
 _tap = core.Primitive("rank_collapse_tap")
 _tap.multiple_results = True
-_tap.def_impl(lambda *arrays: [])
-_tap.def_abstract_eval(lambda *arrays: [])
-mlir.register_lowering(_tap, lambda context, *arrays: [])
-ad.primitive_jvps[_tap] = lambda primals, tangents: (_tap.bind(*primals), [])
+_tap.def_impl(lambda *arrays, part: [])
+_tap.def_abstract_eval(lambda *arrays, part: [])
+mlir.register_lowering(_tap, lambda context, *arrays, part: [])
+ad.primitive_jvps[_tap] = lambda primals, tangents, *, part: (_tap.bind(*primals, part=part), [])
+
+# JAX traces an inner jit or checkpoint once for each value of this context: what it traced without
+# taps, or with those of other modules, is not reused.
+_tapped = jax.make_user_context(None)
 
 
-def _batch_tap(arrays, axes):
+def _batch_tap(arrays, axes, *, part):
     """Put the axis of a vmap in front, of every array.
 
     Args:
         arrays: Arguments of the tap.
         axes: The mapped axis of each; None for one that is the same for all.
+        part: See `tap`.
 
     Returns:
         As a batching rule: (results of the tap: none, their axes: none).
@@ -46,24 +52,26 @@ def _batch_tap(arrays, axes):
         jnp.broadcast_to(a, (size, *a.shape)) if axis is None else jnp.moveaxis(a, axis, 0)
         for a, axis in pairs
     ]
-    return _tap.bind(*in_front), []
+    return _tap.bind(*in_front, part=part), []
 
 
 batching.primitive_batchers[_tap] = _batch_tap
 
 
-def tap(x: Array, weights: Array | None = None) -> None:
+def tap(x: Array, weights: Array | None = None, part: str = "layer") -> None:
     """Mark a layer's tokens, and attention weights, to be measured; has no other effect.
 
     Args:
         x: Tokens [..., n, d].
         weights: [..., h, n, m]; None for none.
+        part: "layer"; or "begin" and "end" of a layer that is measured only if no tap between them
+            is.
     """
-    _tap.bind(*jax.lax.stop_gradient((x,) if weights is None else (x, weights)))
+    _tap.bind(*jax.lax.stop_gradient((x,) if weights is None else (x, weights)), part=part)
 
 
 def measure_taps(
-    function: Callable[..., Any], measure: Measure, *args: object
+    function: Callable[..., Any], measure: Measure, *args: object, choice: object = ""
 ) -> tuple[Any, Scalars]:
     """Call a function and measure the arrays that are marked in it by `tap`.
 
@@ -72,6 +80,7 @@ def measure_taps(
             outside.
         measure: measure(x, weights), weights None where there are none; a pure function.
         *args: Arguments of the function, pytrees of arrays.
+        choice: What determines, apart from the function, which arrays are marked.
 
     Returns:
         (its output, scalars). The scalars are stacked in the order of the calls, [layers, ...], NaN
@@ -95,7 +104,8 @@ def measure_taps(
         """Measures a layer; also one without scalars has an entry, so that it has a number."""
         return {_COUNT: 0.0, **measure(x, weights)}
 
-    closed = jax.make_jaxpr(list_arrays)(*args)
+    with _tapped(choice):
+        closed = jax.make_jaxpr(list_arrays)(*args)
     arrays, scalars = _run(closed.jaxpr, closed.consts, jax.tree.leaves(args), measure_marked)
     scalars.pop(_COUNT, None)
     structure, leaves, positions = traced_result
@@ -118,11 +128,15 @@ def _run(jaxpr, consts, args, measure):
         (its outputs, scalars [layers, ...] by name).
     """
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
-    layers = []
+    layers, begun = [], []
     for eqn in jaxpr.eqns:
         inputs = [a.val if isinstance(a, core.Literal) else values[a] for a in eqn.invars]
         outputs: Any = []
-        if eqn.primitive is _tap:
+        if eqn.primitive is _tap and eqn.params["part"] == "begin":
+            begun.append(len(layers))
+        elif eqn.primitive is _tap:
+            if eqn.params["part"] == "end" and begun.pop() < len(layers):
+                continue
             x, weights = (*inputs, None)[:2]
             scalars = measure(x, weights)
             layers.append({name: jnp.asarray(a)[None] for name, a in scalars.items()})
@@ -184,7 +198,7 @@ def _run_scan(params, inputs, measure):
         (its outputs: the carry, then what is stacked; scalars [steps · layers of a step, ...] by
         name).
     """
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    num_consts, num_carry = count_scan_arguments(params)
     jaxpr, consts = _open(params["jaxpr"])
     fixed, carry, stacked = (
         inputs[:num_consts],

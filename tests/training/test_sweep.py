@@ -221,3 +221,30 @@ def test_metrics_may_be_anything_and_a_state_any_pytree():
     assert alone.metrics["metric"].values.tolist() == [[0, 1]] and alone.states.tolist() == [2]
     nothing = sweep(lambda key, hyper: 0.0, lambda s, h, i: (s + 1, {}), steps=0, quiet=True)
     assert nothing.states.tolist() == [0] * 8 and not nothing.metrics.data_vars
+
+
+def test_keys_of_another_generator_are_those_of_each_seed_alone():
+    """Under vmap its keys and draws would depend on the other seeds."""
+    key = jax.random.key(0, impl="unsafe_rbg")
+
+    def draw(state, hyper, index):
+        return state, {"drawn": jax.random.normal(jax.random.fold_in(state, index))}
+
+    result = sweep(lambda key, hyper: key, draw, steps=2, seeds=3, key=key, quiet=True)
+    for seed in range(3):
+        state = jax.random.fold_in(key, seed)
+        want = [jax.random.normal(jax.random.fold_in(state, index)) for index in range(2)]
+        assert_close(result.metrics["drawn"].values[seed], want, rtol=1e-6)
+
+
+def test_debugging_options_of_jax_stop_no_run():
+    """A run that diverges is named, and the others go on, also where JAX is to raise at a NaN."""
+
+    def grow(state, hyper, index):
+        return state * hyper["rate"], {"log": jnp.log(1 - state)}
+
+    with jax.debug_nans(True), jax.debug_infs(True):
+        result = sweep(
+            lambda key, hyper: 0.5, grow, steps=4, seeds=1, hyper={"rate": [1, 3.0]}, quiet=True
+        )
+    assert result.diverged_at.values.tolist() == [[-1], [1]]

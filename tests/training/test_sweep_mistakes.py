@@ -325,6 +325,10 @@ WRONG = {
     "negative steps": ("steps=-1 is not", {"steps": -1}),
     "every of 0": ("every=0", {"every": 0}),
     "at_once of 0": ("at_once=0", {"at_once": 0}),
+    "several runs at once whose random numbers depend on each other": (
+        "at_once=2, but under vmap random numbers of the generator 'rbg' depend on the other runs",
+        {"at_once": 2, "key": jax.random.key(0, impl="rbg")},
+    ),
     "a first seed too large": (
         "first_seed=2147483646 is not a whole number from 0 to 2147483645",
         {"first_seed": 2**31 - 2, "seeds": 2},
@@ -429,7 +433,8 @@ def test_a_mistake_is_one_line(misuse, used_folder):
         {"step": gives(lambda s, h, i: {"a/b": s["w"], "c": [1, 2.0]})},
         {"hyper": {"rate": (0.1, 0.2), "a/b": np.arange(2), "on": [True, False]}},
         with_static(size=[[1], [2]], array=[np.zeros(2), np.ones(2)], options={"a": 1}),
-        {"key": jax.random.key(0, impl="rbg"), "at_once": 10**6, "every": 10**9},
+        {"key": jax.random.key(0, impl="rbg"), "every": 10**9},
+        {"at_once": 10**6},
         {"look": lambda s, h, k: None},
     ],
     ids=[
@@ -440,6 +445,7 @@ def test_a_mistake_is_one_line(misuse, used_folder):
         "a tuple, an array and flags as values",
         "static values that cannot be hashed",
         "another kind of key, and large numbers",
+        "more runs at once than there are",
         "a look at nothing",
     ],
 )

@@ -106,6 +106,8 @@ def test_the_innermost_name_of_a_path_counts():
     near(rc.monitor_gradients(tree), {"query_gradient": 4.0, "key_gradient": 2.0})
     towers = {f"q.h.{i}": {"q": np.full(4, i + 1.0)} for i in range(2)}  # of layers inside of "q"
     near(rc.monitor_gradients(towers, by_layer=True), {"query_gradient": [2.0, 4.0]})
+    haiku = {f"block{i}/~/attention/query": {"w": np.full(4, i + 1.0)} for i in range(2)}
+    near(rc.monitor_gradients(haiku, by_layer=True), {"query_gradient": [2.0, 4.0]})
 
 
 def test_leaves_of_few_bits_have_norms_in_float32():

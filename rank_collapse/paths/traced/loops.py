@@ -22,7 +22,7 @@ from rank_collapse.paths.traced.packing import (
     unpack,
     unpack_values,
 )
-from rank_collapse.paths.traced.programs import open_program
+from rank_collapse.paths.traced.programs import count_scan_arguments, open_program
 from rank_collapse.paths.traced.values import Kind, Value
 
 PARTS = 4  # of a scan; more parts compute fewer empty slots and compile longer
@@ -48,7 +48,7 @@ class _Scan:
     def __init__(self, run, eqn, values, scopes, entry):
         self.run, self.params, self.scopes, self.entry = run, eqn.params, scopes, entry
         self.jaxpr, self.constants = open_program(eqn.params["jaxpr"])
-        num_fixed, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
+        num_fixed, num_carry = count_scan_arguments(eqn.params)
         self.num_fixed, self.num_carry = num_fixed, num_carry
         self.fixed_values = values[:num_fixed]
         self.labels, self.arrays, self.sums = pack_values(values, run)

@@ -1,6 +1,6 @@
 """Programs of traced functions: how they are opened, computed and described."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +22,18 @@ def open_program(program: Any) -> tuple[Any, Sequence[Any]]:
     if hasattr(program, "consts"):
         return program.jaxpr, program.consts
     return program, ()
+
+
+def count_scan_arguments(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many of the first arguments of a scan are constants, and how many it carries.
+
+    Args:
+        params: Parameters of the equation. JAX 0.11 groups the arguments; JAX 0.10 counts them.
+    """
+    if "ft_in" in params:
+        constants, carry, _ = params["ft_in"].unpack()
+        return len(constants), len(carry)
+    return params["num_consts"], params["num_carry"]
 
 
 def read_scopes(eqn: JaxprEqn) -> tuple[Scope, ...]:

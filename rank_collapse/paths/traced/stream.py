@@ -17,7 +17,14 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from rank_collapse.annotations import AnyArray
 from rank_collapse.paths.traced import primitives
 from rank_collapse.paths.traced.branches import Branches, Entry
-from rank_collapse.paths.traced.programs import Scope, bind, has_scopes, open_program, read_scopes
+from rank_collapse.paths.traced.programs import (
+    Scope,
+    bind,
+    count_scan_arguments,
+    has_scopes,
+    open_program,
+    read_scopes,
+)
 from rank_collapse.paths.traced.replaying import ITS_OWN, REPLACED, Replacement, refuse_own_state
 
 # Equations that give the same numbers, in another dtype.
@@ -316,11 +323,11 @@ class StreamReader:
             The carry after the last step, then the stacked outputs.
         """
         params = eqn.params
-        num_consts, num_carry, length = (params[k] for k in ("num_consts", "num_carry", "length"))
+        num_consts, num_carry = count_scan_arguments(params)
         jaxpr, constants = open_program(params["jaxpr"])
         fixed, carry = values[:num_consts], values[num_consts : num_consts + num_carry]
         stacked = values[num_consts + num_carry :]
-        order = range(length - 1, -1, -1) if params["reverse"] else range(length)
+        order = range(params["length"])[:: -1 if params["reverse"] else 1]
         outputs: dict[int, list[Tagged]] = {}
         for step in order:
             now = [
@@ -333,7 +340,7 @@ class StreamReader:
             carry, outputs[step] = outs[:num_carry], outs[num_carry:]
         joined = []
         for index in range(len(eqn.outvars) - num_carry):
-            parts = [outputs[step][index] for step in range(length)]
+            parts = [outputs[step][index] for step in range(params["length"])]
             array = jax.numpy.stack([p.array for p in parts])
             level = max((p.level for p in parts), default=0)
             depends = any(p.depends for p in parts)

@@ -209,6 +209,7 @@ def _label_values(name, values):
         ValueError: No values, or two with one name.
     """
     refuse_if(not values, f"{name} is empty: list at least one value")
+    values = [v.item() if isinstance(v, np.integer | np.bool_) else v for v in values]
     plain = all(isinstance(value, str | int | float) for value in values)
     same = len({isinstance(value, str) for value in values}) == 1
     is_plain = plain and same

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from jax.extend.core import Jaxpr, Literal
 from jax.interpreters.partial_eval import dce_jaxpr
 
+from rank_collapse.paths.traced.programs import count_scan_arguments
 from rank_collapse.training.engine.tracing import Operations
 
 DRAWS = ("random_bits", "random_gamma", "threefry2x32", "rng_bit_generator", "rng_uniform")
@@ -60,8 +61,7 @@ def _read_equation(equation, inputs):
     """
     name, params, count = equation.primitive.name, equation.params, len(equation.outvars)
     if name == "scan":
-        first_carried = params["num_consts"]
-        return _read_loop(_open(params["jaxpr"]), inputs, first_carried, params["num_carry"])
+        return _read_loop(_open(params["jaxpr"]), inputs, *count_scan_arguments(params))
     if name == "while":
         # The arguments are constants of the condition, constants of the body, and the carry.
         num_condition, num_body = params["cond_nconsts"], params["body_nconsts"]

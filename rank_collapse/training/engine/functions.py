@@ -44,6 +44,10 @@ class Functions:
         """Returns whether the state before training depends on the key of the seed."""
         return self.init.list_used()[0]
 
+    def shares_bits(self) -> bool:
+        """Returns whether random numbers under vmap depend on the other runs."""
+        return any(f.shares_bits() for f in (self.init, self.step, self.look) if f is not None)
+
     def list_unused(self, names: Sequence[str]) -> list[str]:
         """Lists the traced values that no result depends on.
 

@@ -23,6 +23,8 @@ from rank_collapse.printed import format_one_line, quote_value
 from rank_collapse.runs.states import is_key
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
+# Of random bits whose values under vmap depend on the keys of all examples.
+_SHARED_BITS = re.compile(r"rng_bit_generator|key<\w*rbg>|impl=\w*rbg")
 _JITTED = type(jax.jit(lambda: None))
 _PACKAGES = ("/jax/", "/jaxlib/", "/rank_collapse/training/")  # whose lines no user wrote
 
@@ -51,6 +53,11 @@ class Operations:
             leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf, shape.dtype)  # a constant
             for leaf, shape in zip(results, jax.tree.leaves(self.out), strict=True)
         ]
+
+    def shares_bits(self) -> bool:
+        """Returns whether random numbers under vmap depend on the other runs, as those of the
+        generator "rbg" do."""
+        return bool(_SHARED_BITS.search(str(self.closed)))
 
     def list_used(self) -> list[bool]:
         """Lists of each leaf of the arguments whether any result depends on it."""

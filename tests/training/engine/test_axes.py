@@ -94,6 +94,7 @@ def test_a_tuple_is_one_static_value_and_values_of_several_kinds_have_names():
     mixed = make_axes(None, {"a": ["x", 1], "b": [1, 2.5]})
     assert mixed.static_axes == {"a": ["x", "1"], "b": [1, 2.5]}
     assert mixed.static_points()[1] == {"a": "x", "b": 2.5}
+    assert make_axes(None, {"a": [*np.arange(2)]}).static_axes == {"a": [0, 1]}
 
 
 def test_a_run_is_named_by_what_is_swept():
