@@ -365,7 +365,7 @@ def _describe_failure(error: Exception, model: nn.Module) -> str:
         )
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     if any("flex_attention" in code.co_filename + code.co_name for code in codes):
-        cure = "build the model with attn_implementation='eager' or 'sdpa' in place of FlexAttention"
+        cure = "build the model with attn_implementation='eager' or 'sdpa', not FlexAttention"
     elif "data-dependent" in str(error).lower() or "DataDependent" in type(error).__name__:
         cure = "its Python code branches on values of a tensor; write that with torch.where"
     return f"torch.export fails in {place}: {type(error).__name__}: {message[:200]}; {cure}"

@@ -1,4 +1,4 @@
-"""Calls with a cache are refused whose rows are exchanged, as in beam search, or that lost tokens."""
+"""Calls are refused whose cache has exchanged rows, as in beam search, or has lost tokens."""
 
 from types import SimpleNamespace
 
