@@ -1,4 +1,4 @@
-"""Whether the rows of a cache of keys stay the same between the calls of a model."""
+"""Whether a cache of keys stays the same between the calls of a model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,8 @@ class CacheRows:
     """The keys that the last layer of a cache had at the end of a call.
 
     Beam search continues a hypothesis in the row of another one. It therefore exchanges the rows of
-    the cache between two calls, and the steps of one row are not those of one text.
+    the cache between two calls, and the steps of one row are not those of one text. Speculative
+    decoding drops the tokens that the model rejects.
     """
 
     def __init__(self):
@@ -26,16 +27,26 @@ class CacheRows:
             keywords: Arguments of the call by name.
 
         Raises:
-            ValueError: It has other rows.
+            ValueError: It has other rows, or lacks the last tokens.
         """
         before = self._keys
         self._cache = keywords.get("past_key_values")
         keys = find_keys(self._cache)
-        if before is None or keys is None or keys.shape != before.shape:
+        if before is None or keys is None or keys.shape[:-2] != before.shape[:-2]:
             return
-        is_same = torch.equal(before.nan_to_num(), keys.detach().to(before).nan_to_num())
+        count, num_before = keys.shape[-2], before.shape[-2]
+        if not 0 < count <= num_before:
+            return
+        first = before[..., :count, :].nan_to_num()
+        is_same = torch.equal(first, keys.detach().to(before).nan_to_num())
         refuse_if(
-            not is_same,
+            is_same and count < num_before,
+            f"between two calls of the model its cache lost the last {num_before - count} of "
+            f"{num_before} tokens, as in speculative decoding: they are no tokens of the text. "
+            "Record one call of the model on the whole texts",
+        )
+        refuse_if(
+            not is_same and count == num_before,
             "between two calls of the model the rows of its cache were exchanged, as in beam "
             "search: the steps of one row belong to several hypotheses. Record without beams, or "
             "one call of the model on the whole texts",

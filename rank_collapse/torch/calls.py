@@ -13,10 +13,18 @@ from torch import Tensor
 from rank_collapse.annotations import Tree
 from rank_collapse.torch.values import Bases, Value, is_floating
 
+
+def _slice_scatter(array, values, dim=0, start=None, end=None, step=1):
+    """Write values into a slice; `torch.func.vmap` takes only a slice inside of the array."""
+    start, end, step = slice(start, end, step).indices(array.shape[dim])
+    return torch.slice_scatter(array, values, dim, start, max(start, end), step)
+
+
 # A view needs strides that path sums may not have.
-_WITHOUT_STRIDES = {
+_FOR_SUMS = {
     torch.ops.aten.view.default: torch.ops.aten.reshape.default,
     torch.ops.aten._unsafe_view.default: torch.ops.aten.reshape.default,
+    torch.ops.aten.slice_scatter.default: _slice_scatter,
 }
 
 
@@ -81,7 +89,7 @@ class Call:
     def compute_with(self, arguments: Mapping[int, Tensor | Sequence[Tensor]]) -> Tree:
         """Compute the operator with other arrays at some positions."""
         args = [_arrays(arguments.get(i, arg)) for i, arg in enumerate(self.args)]
-        return _WITHOUT_STRIDES.get(self.target, self.target)(*args, **_arrays(self.kwargs))
+        return _FOR_SUMS.get(self.target, self.target)(*args, **_arrays(self.kwargs))
 
     def compute_linear(
         self, positions: tuple[int, ...], sources: tuple[Value, ...], tangents: tuple[Tensor, ...]
@@ -113,7 +121,7 @@ class Call:
             return replacement.get(id(leaf), leaf)
 
         args, kwargs = map_nested(replace, self.args), map_nested(replace, self.kwargs)
-        return _WITHOUT_STRIDES.get(self.target, self.target)(*_arrays(args), **_arrays(kwargs))
+        return _FOR_SUMS.get(self.target, self.target)(*_arrays(args), **_arrays(kwargs))
 
     def move_key(self) -> tuple[object, ...]:
         """Return what identifies a move of entries, apart from the values that it moves.

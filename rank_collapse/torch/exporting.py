@@ -100,6 +100,7 @@ def export_model(
             program = torch.export.export(wrapped, tuple(tensors), strict=False)
             blocks = tuple(_list_blocks(program.graph_module))
             program = program.run_decompositions()
+            _place_views(program.graph)
         except _WrongResult as error:
             raise ValueError(str(error)) from None
         except Exception as error:
@@ -327,6 +328,24 @@ def _list_blocks(graph):
     return blocks
 
 
+def _place_views(graph: torch.fx.Graph) -> None:
+    """Put views that `torch.export` makes again back into the modules around them.
+
+    A view of a tensor that is changed in place is made again where it is read next, and gets the
+    name of the module that reads it. It belongs to the innermost module around its reader and its
+    tensor, because other modules may read it too.
+
+    Args:
+        graph: The decomposed graph.
+    """
+    for node in graph.nodes:
+        if node.meta.get("is_functional_regenerated"):
+            stacks = [n.meta.get("nn_module_stack") or {} for n in (node, node.args[0])]
+            pairs = zip(*(stack.items() for stack in stacks), strict=False)
+            shared = itertools.takewhile(lambda pair: pair[0][0] == pair[1][0], pairs)
+            node.meta["nn_module_stack"] = dict(pair[0] for pair in shared)
+
+
 def _describe_failure(error: Exception, model: nn.Module) -> str:
     """Describe in one line where a model cannot be exported, and what to change."""
     names = {id(module): name for name, module in model.named_modules()}
@@ -344,7 +363,10 @@ def _describe_failure(error: Exception, model: nn.Module) -> str:
             f"torch.export fails in {place}: PyTorch reads the mask to see whether it is causal; "
             f"give {hint}=True if it is, else {hint}=False"
         )
-    if "data-dependent" in str(error).lower() or "DataDependent" in type(error).__name__:
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if any("flex_attention" in code.co_filename + code.co_name for code in codes):
+        cure = "build the model with attn_implementation='eager' or 'sdpa', not FlexAttention"
+    elif "data-dependent" in str(error).lower() or "DataDependent" in type(error).__name__:
         cure = "its Python code branches on values of a tensor; write that with torch.where"
     return f"torch.export fails in {place}: {type(error).__name__}: {message[:200]}; {cure}"
 

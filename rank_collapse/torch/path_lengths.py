@@ -95,11 +95,7 @@ def path_lengths(
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is a {type(model).__name__}, not a torch.nn.Module")
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ValueError(
-            "torch.export takes no DistributedDataParallel: give the module inside, model.module, "
-            "and patterns for the names of its modules"
-        )
+    _check_weights(model)
     if longest is not None:
         check_whole("longest", longest, 0)
     if not isinstance(freeze, bool):
@@ -138,6 +134,31 @@ def path_lengths(
         start=start,
         output_name=exported.output,
     )
+
+
+def _check_weights(model):
+    """Check that this process has all weights of a model, with their numbers.
+
+    Raises:
+        ValueError: A wrapper of several processes, a weight that is spread over them, or a weight
+            without numbers.
+    """
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if kind in ("DistributedDataParallel", "FullyShardedDataParallel"):
+            inside = ".".join([name or "model", "module"])
+            raise ValueError(
+                f"torch.export takes no {kind}: give the module inside, {inside}, and patterns for "
+                "the names of its modules"
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if type(tensor).__name__ == "DTensor":
+            raise ValueError(
+                f"{name} is a DTensor, which FSDP2 or tensor parallelism spreads over processes: "
+                "load the whole weights into a model of one process"
+            )
+        if tensor.is_meta:
+            raise ValueError(f"{name} is on the device meta and has no numbers: load the weights")
 
 
 def _check_direction(direction, state):

@@ -9,7 +9,9 @@ Example:
 """
 
 import contextlib
+import inspect
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -70,13 +72,13 @@ def record(
 
     Raises:
         ValueError: There are no layers, they do not take and return the stream, the model is
-            compiled, beam search exchanges the rows of its cache, or the inputs have other tokens
-            or layers.
+            compiled, beam search exchanges the rows of its cache, speculative decoding drops some
+            of its tokens, or the inputs have other tokens or layers.
     """
     _refuse_compiled(model)
     blocks = find_layers(model, layers)
     other_inputs = None if inputs is None else OtherInputs(inputs, noise, seed, out=path)
-    tape = _Tape(model, other_inputs)
+    tape = _Tape(model, blocks, other_inputs)
     handles = [
         model.register_forward_pre_hook(tape.begin_call, with_kwargs=True),
         model.register_forward_hook(tape.end_call),
@@ -155,12 +157,17 @@ class _Tape:
 
     Args:
         model: The model.
+        blocks: The layers.
         others: Inputs that take the place of the stream.
     """
 
-    def __init__(self, model: nn.Module, others: OtherInputs | None = None):
+    def __init__(
+        self, model: nn.Module, blocks: Sequence[nn.Module], others: OtherInputs | None = None
+    ):
         self.names = {module: name for name, module in model.named_modules()}
         self.others = others
+        self._is_decoder = "decoder" in self.names[blocks[0]].split(".")
+        self._is_encoder = False  # of an encoder-decoder
         config = getattr(model, "config", None)
         self._is_tokens_first = getattr(config, "model_type", None) in TOKENS_FIRST
         self.calls: list[list[_LayerCall]] = []
@@ -183,6 +190,11 @@ class _Tape:
         """
         self.calls.append([])
         self._cache_rows.begin_call(keywords)
+        names = list(inspect.signature(module.forward).parameters)
+        if any(name.startswith(("decoder_", "tgt")) for name in (*names, *keywords)):
+            named = dict(zip(names, arguments, strict=False)) | keywords
+            arguments, keywords = (), _choose_stack(named, self._is_decoder)
+            self._is_encoder = not self._is_decoder
         if self.others is not None:
             self.others.begin_call()
         tensors = [t for t in (*arguments, *keywords.values()) if isinstance(t, torch.Tensor)]
@@ -204,7 +216,7 @@ class _Tape:
         """Keeps the logits of a call, if its output names them, and the rows of its cache."""
         self._cache_rows.end_call(output)
         logits = getattr(output, "logits", None)
-        if isinstance(logits, torch.Tensor) and logits.ndim == 3:
+        if isinstance(logits, torch.Tensor) and logits.ndim == 3 and not self._is_encoder:
             self.logits.append(_keep(logits))
 
     def begin_layer(self, module, arguments, keywords):
@@ -362,6 +374,23 @@ def _is_recomputed():
     """Returns whether a backward pass runs, in which gradient checkpointing computes layers
     again."""
     return torch._C._current_graph_task_id() != -1
+
+
+def _choose_stack(named, is_decoder):
+    """Choose the arguments of an encoder-decoder that are those of its recorded stack.
+
+    Args:
+        named: All arguments by name; those of the decoder begin with "decoder_" or "tgt".
+        is_decoder: Whether the decoder is recorded.
+
+    Returns:
+        {name: argument}, with names as in a model of one stack.
+    """
+    return {
+        re.sub("^(decoder_|tgt_(?=key))", "", name): argument
+        for name, argument in named.items()
+        if name.startswith(("decoder_", "tgt")) == is_decoder
+    }
 
 
 def _read_mask(keywords):

@@ -5,6 +5,8 @@ from typing import NoReturn
 import torch
 
 from rank_collapse.torch.calls import Call
+from rank_collapse.torch.exporting import describe_place
+from rank_collapse.torch.values import Value
 
 
 def refuse_operator(call: Call) -> NoReturn:
@@ -13,6 +15,14 @@ def refuse_operator(call: Call) -> NoReturn:
         f"{describe(call)} reads a value that depends on the start, and no rule says how to freeze "
         "it: write it with other operators, or freeze its result with .detach()"
     )
+
+
+def refuse_derivative(value: Value, error: Exception) -> NoReturn:
+    """Refuse an operator that torch cannot differentiate in forward mode."""
+    raise ValueError(
+        f"aten.{value.operator} in {describe_place(value.node)} has no derivative in forward mode "
+        "of torch: write it with other operators, or freeze its result with .detach()"
+    ) from error
 
 
 def refuse_argument(call: Call) -> NoReturn:

@@ -5,6 +5,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
+from rank_collapse.torch.refusals import refuse_derivative
 from rank_collapse.torch.values import Value
 
 
@@ -111,8 +112,11 @@ def _push(value, sources, num_axes):
     """
     lengths = sources[0].shape[:num_axes]
     flat = [s.flatten(0, num_axes - 1) for s in sources]
-    if value.batched:
-        pushed = torch.func.vmap(value.push)(*flat)
-    else:
-        pushed = torch.stack([value.push(*tangents) for tangents in zip(*flat, strict=True)])
+    try:
+        if value.batched:
+            pushed = torch.func.vmap(value.push)(*flat)
+        else:
+            pushed = torch.stack([value.push(*tangents) for tangents in zip(*flat, strict=True)])
+    except NotImplementedError as error:
+        refuse_derivative(value, error)
     return pushed.unflatten(0, lengths)

@@ -1,4 +1,4 @@
-"""Calls with a cache whose rows are exchanged, as beam search does, are refused."""
+"""Calls are refused whose cache has exchanged rows, as in beam search, or has lost tokens."""
 
 from types import SimpleNamespace
 
@@ -14,6 +14,7 @@ from rank_collapse.torch.caches import CacheRows, find_keys  # noqa: E402
 from tests.support.refusals import is_refused  # noqa: E402
 
 LINE = "rows of its cache were exchanged, as in beam search: .* Record without beams"
+LOST = "its cache lost the last 1 of 3 tokens, as in speculative decoding: they are no tokens of"
 KEYS = torch.randn(4, 2, 3, 5, generator=torch.Generator().manual_seed(0))
 
 
@@ -52,8 +53,9 @@ def test_rows_are_compared_from_the_end_of_a_call_to_the_next(kind):
     broken = KEYS.clone()
     broken[0, 0, 0, 0] = np.nan
     rows.end_call(SimpleNamespace(past_key_values=make(broken)))
-    for keys in (broken, broken[:, :, :2], broken[:2]):  # the same; other sizes
+    for keys in (broken, broken[:, :, 1:], broken[:, :, :0], broken[:2]):  # the same; other ones
         rows.begin_call({"past_key_values": make(keys)})
+    is_refused(LOST, rows.begin_call, {"past_key_values": make(broken[:, :, :2])})
     rows.begin_call({})
     rows.begin_call({"past_key_values": make(broken)})
     is_refused(LINE, rows.begin_call, {"past_key_values": make(broken[[1, 0, 2, 3]])})

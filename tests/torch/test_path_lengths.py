@@ -249,3 +249,57 @@ def test_longer_paths_are_one_sum_whatever_the_number_of_axes(longest, sizes):
         assert remaining is None
     else:
         torch.testing.assert_close(remaining, longer)
+
+
+def shift(x):
+    y = torch.zeros_like(x)
+    y[:, 1:] = x[:, :-1]
+    return y
+
+
+def double_last(x):
+    y = x.clone()
+    y[:, -2:-1] = 2 * x[:, -2:-1]
+    y[..., ::3] = 3 * y[..., ::3]
+    return y
+
+
+def pad_circularly(x):
+    return F.pad(x.transpose(1, 2), (1, 1), mode="circular").transpose(1, 2)
+
+
+def change_after_a_view(x):
+    y = x.clone()
+    view = y.transpose(1, 2)
+    y *= 2
+    return view.transpose(1, 2)
+
+
+@pytest.mark.parametrize("change", [shift, double_last, pad_circularly, change_after_a_view])
+@pytest.mark.parametrize("freeze", [False, True])
+def test_slices_and_views_of_what_is_changed_in_place(change, freeze):
+    """Two linear branches B and C, with a linear map M by changes in place between them, have the
+    sums M x, M B x + C M x and C M B x."""
+
+    class Linear(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4, dtype=torch.float64))
+
+        def forward(self, x):
+            return x @ self.weight
+
+    class Changing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.b, self.c = Linear(), Linear()
+
+        def forward(self, x):
+            x = change(x + self.b(x))
+            return x + self.c(x)
+
+    model, x = Changing(), torch.randn(2, 5, 4, dtype=torch.float64)
+    paths = path_lengths(model, x, branches="[bc]", freeze=freeze)
+    short, long = change(x), change(model.b(x))
+    sums = torch.stack([short, long + model.c(short), model.c(long)]).detach()
+    torch.testing.assert_close(paths.by_length, sums, rtol=1e-10, atol=1e-12)

@@ -4,6 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from rank_collapse.torch import path_lengths  # noqa: E402
@@ -33,6 +35,11 @@ class Comparing(Attention):
 class Unfrozen(Attention):
     def forward(self, x):
         return x.cumprod(1)
+
+
+class Underived(Attention):
+    def forward(self, x):
+        return torch.cdist(x, x, p=1.0) @ x.detach()
 
 
 class Bilinear(Attention):
@@ -175,6 +182,14 @@ WRONG = {
         {"model": Model(Unfrozen)},
         r"aten.cumprod in module 'layers.0' .* no rule says how to freeze it",
     ),
+    "no numbers": (
+        {"model": Model().to("meta")},
+        "embed.weight is on the device meta and has no numbers: load the weights",
+    ),
+    "no derivative": (
+        {"model": Model(Underived), "freeze": False},
+        r"aten._cdist_forward in module 'layers.0' .* has no derivative in forward mode of torch",
+    ),
     "identity": (
         {"model": nn.Sequential(nn.Identity(), nn.Linear(D, D)), "branches": "0"},
         "branches matches '0', an nn.Identity",
@@ -213,7 +228,15 @@ def test_a_model_of_several_processes_is_refused(model, tmp_path):
         wrapped = nn.parallel.DistributedDataParallel(model)
         with pytest.raises(ValueError, match=r"DistributedDataParallel: .*, model\.module,"):
             path_lengths(wrapped, hidden=HIDDEN, branches="module." + LAYERS)
+        with pytest.raises(ValueError, match=r"DistributedDataParallel: .* inside, 0\.module,"):
+            path_lengths(nn.Sequential(wrapped), HIDDEN, branches="0")
         lengths = path_lengths(wrapped.module, hidden=HIDDEN, branches=LAYERS)
+        linear = nn.Sequential(nn.Linear(D, D)).double()
+        expected = linear(HIDDEN[0]).detach()
+        sharded = fully_shard(linear, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(ValueError, match=r"0\.weight is a DTensor, .* of one process"):
+            path_lengths(sharded, HIDDEN[0], branches="0")
+        torch.testing.assert_close(sharded(HIDDEN[0]), expected)  # it runs as before
     finally:
         torch.distributed.destroy_process_group()
     sums = lengths.by_length.sum(0) + lengths.offset

@@ -1,5 +1,7 @@
 """rank_collapse.torch.record: both attentions of a decoder, and layers that are computed again."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -193,3 +195,30 @@ def test_a_module_that_adds_the_skip_itself_is_no_branch(tmp_path):
             model(torch.arange(12).reshape(2, 6) + 3)
         for layer in open_recording(tmp_path / "a.npz").read_layers():
             assert_close(layer.before + sum(layer.branches.values()), layer.after, atol=1e-5)
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+@torch.no_grad()
+def test_ids_mask_and_logits_are_of_the_recorded_stack(stack, tmp_path):
+    """Encoder and decoder have equally many tokens, so that shapes do not tell them apart."""
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(D, 2, 32, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+            self.embed, self.decoder = nn.Embedding(9, D), make_decoder()
+
+        def forward(self, input_ids, attention_mask, decoder_input_ids, decoder_attention_mask):
+            memory = self.encoder(self.embed(input_ids))
+            return SimpleNamespace(logits=self.decoder(self.embed(decoder_input_ids), memory))
+
+    ids = torch.randint(1, 9, (2, 2, 5))
+    masks = torch.tensor([[[1, 1, 1, 0, 0]] * 2, [[1, 1, 1, 1, 0]] * 2])
+    model = Both()
+    with record(model, tmp_path / "a.npz", layers=rf"{stack}\.layers\.\d+"):
+        model(ids[0], masks[0], decoder_input_ids=ids[1], decoder_attention_mask=masks[1])
+    place, arrays = ["encoder", "decoder"].index(stack), np.load(tmp_path / "a.npz")
+    np.testing.assert_array_equal(arrays["token_ids"], ids[place])
+    np.testing.assert_array_equal(arrays["mask"], masks[place])
+    assert ("logits" in arrays) == (stack == "decoder")
