@@ -120,7 +120,8 @@ def test_the_quick_size_leaves_out_what_takes_long():
 def test_draws_of_all_settings_are_counted_and_named(monkeypatch):
     """Two programs: one has two settings, whose traced sizes differ."""
 
-    def measure(measure_one, cells):
+    def measure(measure_one, cells, level):
+        assert level == 0  # each program runs once
         return {name: measure_one(np.arange(4), traced) for name, traced in cells.items()}
 
     def list_draws(theorems):

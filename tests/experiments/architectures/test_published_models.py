@@ -171,7 +171,7 @@ def test_token_ids_are_cut_to_the_positions_and_refused_beyond_the_vocabulary(tm
     positions, vocab_size = limits["max_position_embeddings"], limits["vocab_size"]
     path = tmp_path / "ids.txt"
     path.write_text(" ".join(["1"] * (positions + 5)) + "\n3 4 5\n6 7\n")
-    common = (f"--checkpoints={folder},{folder}", f"--token_ids={path}", "--num_texts=2")
+    common = (f"--checkpoints={folder},{folder}/", f"--token_ids={path}", "--num_texts=2")
     first, second = published_models.make_models(read_flags(*common, "--max_tokens=1000"))
     assert [first.label, second.label] == ["bert", "bert+"]
     assert first.has_weights and first.source == str(folder)
