@@ -122,15 +122,15 @@ def measure_draws(
         options, theorems, folder: See `measure`.
     """
     programs, values = [*draws.list_draws(theorems)], {}
-    total = options.num_seeds * sum(len(settings) for *_, settings in programs)
+    total = options.num_seeds * sum(len(settings) for *_, settings, _ in programs)
     with Executor(options, folder, "draws", total) as executor:
-        for key, compute, settings in programs:
+        for key, compute, settings, level in programs:
 
             def measure_one(seed, traced, compute=compute):
                 return {"value": compute(seed, **traced)}
 
             cells = {f"{key}, {setting}": traced for setting, traced in settings.items()}
-            measured = executor.measure(measure_one, cells, level=0)
+            measured = executor.measure(measure_one, cells, level=level)
             values |= {(key, s): measured[f"{key}, {s}"]["value"] for s in settings}
     return values
 

@@ -27,12 +27,15 @@ class Statistic(NamedTuple):
         settings: {setting: sizes}.
         traced: Names of the sizes that are arguments of a compiled program, which settings that
             differ in them alone share.
+        level: How hard XLA optimises, see `runs.seeds.run_seeds`: 0 unless a draw takes longer than
+            the compilation.
     """
 
     theorem: str
     compute: Callable[..., jax.Array]
     settings: Mapping[str, Mapping[str, float]]
     traced: tuple[str, ...] = ()
+    level: int = 0
 
 
 def least_energy_increment(key: jax.Array, **sizes: float | jax.Array) -> jax.Array:
@@ -68,6 +71,7 @@ STATISTICS = {
             "12 layers, width 256": {"d": 256},
             "24 layers, width 64": {"depth": 24},
         },
+        level=1,
     ),
     "rollout bound": Statistic(
         "path_products",
@@ -118,14 +122,14 @@ STATISTICS = {
 
 def list_draws(
     theorems: Mapping[str, Theorem],
-) -> Iterator[tuple[str, Callable, dict[str, dict[str, float]]]]:
+) -> Iterator[tuple[str, Callable, dict[str, dict[str, float]], int]]:
     """Lists the programs of the statements of some theorems.
 
     Args:
         theorems: Theorems by name.
 
     Yields:
-        (statement, function of a key and of traced sizes, {setting: its traced sizes}).
+        (statement, function of a key and of traced sizes, {setting: its traced sizes}, level).
     """
     for key, statistic in STATISTICS.items():
         if statistic.theorem not in theorems:
@@ -136,4 +140,4 @@ def list_draws(
             fixed = tuple((name, size) for name, size in sizes.items() if name not in traced)
             programs.setdefault(fixed, {})[setting] = traced
         for fixed, settings in programs.items():
-            yield key, partial(statistic.compute, **dict(fixed)), settings
+            yield key, partial(statistic.compute, **dict(fixed)), settings, statistic.level

@@ -119,15 +119,16 @@ def test_the_quick_size_leaves_out_what_takes_long():
 
 def test_draws_of_all_settings_are_counted_and_named(monkeypatch):
     """Two programs: one has two settings, whose traced sizes differ."""
+    levels = []
 
     def measure(measure_one, cells, level):
-        assert level == 0  # each program runs once
+        levels.append(level)
         return {name: measure_one(np.arange(4), traced) for name, traced in cells.items()}
 
     def list_draws(theorems):
         assert theorems == "theorems"
-        yield "a", lambda seed, *, end: seed + end, {"one": {"end": 10}, "two": {"end": 20}}
-        yield "b", lambda seed: -seed, {"one": {}}
+        yield "a", lambda seed, *, end: seed + end, {"one": {"end": 10}, "two": {"end": 20}}, 1
+        yield "b", lambda seed: -seed, {"one": {}}, 0
 
     options = SimpleNamespace(num_seeds=4)
     replace_executor(monkeypatch, run_theorems, options, "folder", "draws", 4 * 3, measure=measure)
@@ -138,6 +139,7 @@ def test_draws_of_all_settings_are_counted_and_named(monkeypatch):
         ("a", "two"): [20, 21, 22, 23],
         ("b", "one"): [0, -1, -2, -3],
     }
+    assert levels == [1, 0]
 
 
 def test_curves_and_draws_are_of_the_seed_and_in_float64(monkeypatch, tmp_path):

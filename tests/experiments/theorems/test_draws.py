@@ -18,7 +18,7 @@ def test_registered_settings_are_those_that_are_measured():
         statement = STATEMENTS[key]
         assert [*statistic.settings] == [*statement.settings], key
         assert statement.experiments == ("run_theorems",) and statistic.theorem in THEOREMS
-    listed = [(key, [*s]) for key, _, s in draws.list_draws({"width": 0, "noise": 0})]
+    listed = [(key, [*s]) for key, _, s, _ in draws.list_draws({"width": 0, "noise": 0})]
     widths = [("noise apart", [f"width {d}"]) for d in (2, 4)]
     assert listed == [*widths, ("width law", ["layer 1", "layer 2", "layer 3"])]
 
@@ -29,12 +29,15 @@ def test_settings_that_differ_in_a_traced_size_share_a_program():
         programs = [p for p in draws.list_draws({statistic.theorem: 0}) if p[0] == key]
         sizes = {
             setting: compute.keywords | traced
-            for _, compute, settings in programs
+            for _, compute, settings, _ in programs
             for setting, traced in settings.items()
         }
         fixed = getattr(statistic.compute, "keywords", {})
         assert sizes == {s: fixed | one for s, one in statistic.settings.items()}, key
         assert [*sizes] == [*statistic.settings], key
+    levels = {key: level for key, *_, level in draws.list_draws(THEOREMS)}
+    assert levels.pop("head number") == 1  # a draw takes longer than the compilation
+    assert {*levels.values()} == {0}
     (energy, more), (ends, deep) = (
         [*draws.list_draws({name: 0})] for name in ("multi_head_energy", "position")
     )
