@@ -40,8 +40,9 @@ from rank_collapse.runs.files import damaged_file_error, read_object
 
 FLAGS = cli.bare_flags(Flags("join"))
 shared_flags.define(FLAGS, output_dir=None, overwrite=False)
-text = "Finished run folders, also as arguments."
-flags.DEFINE_list("folders", [], text, flag_values=FLAGS)  # one that is repeated is refused
+flags.DEFINE_list(  # not FLAGS.define, with which a folder that is named twice would count once
+    "folders", [], "Finished run folders, also as arguments.", flag_values=FLAGS
+)
 SEEDS = ("first_seed", "num_seeds")
 
 

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from experiments.lab.flags import FlagValue
 from experiments.verdicts import Comparison, Row, TableRow, finite_or_none, make_row
 from rank_collapse.report import figures
-from rank_collapse.report.intervals import Interval, describe_level, mean_interval
+from rank_collapse.report.intervals import describe_interval, mean_interval
 from rank_collapse.report.wording import describe_value, name_axis
 
 if TYPE_CHECKING:
@@ -193,9 +193,8 @@ def compare_means(
         if isinstance(other, xr.DataArray):
             published = other.sel({n: v for n, v in point.items() if n in other.dims}).item()
             published = finite_or_none(published)
-        ends = mean_interval(draws.values.tolist()) if interval else Interval()
-        span = f"{describe_level()} {ends.low:.3g} to {ends.high:.3g}"
-        remark, mean = span if ends.is_finite else note, show(draws.mean().item())
+        span = describe_interval(mean_interval(draws.values.tolist())) if interval else ""
+        remark, mean = span or note, show(draws.mean().item())
         yield Comparison(f"{describe_point(point)}: {text}", mean, published, remark, source)
 
 

@@ -13,7 +13,7 @@ from experiments.lab import Finding, labelled
 from experiments.lens import influence
 from experiments.trained.opened_networks import Network
 from experiments.verdicts import Comparison, Row, TableRow, finite_or_none
-from rank_collapse.report.intervals import describe_level, mean_interval
+from rank_collapse.report.intervals import describe_interval, mean_interval
 
 EARLY = 0.13  # share of the layers after whose state the paths of statements start
 MOST = 3  # attentions; a network must have more after that state, or nothing could be longer
@@ -126,9 +126,7 @@ def compare_results(results: xr.Dataset, networks: Sequence[Network]) -> Iterato
                 draws = values[name].dropna("seed").values
                 if not draws.size:
                     continue
-                ends = mean_interval(draws.tolist())
-                span = f"{describe_level()} {ends.low:.3g} to {ends.high:.3g}"
-                note = span if ends.is_finite else ""
+                note = describe_interval(mean_interval(draws.tolist()))
                 yield Comparison(f"{place}: {SUMMARIES[name]}", float(draws.mean()), note=note)
         for point, values in labelled.iterate_points(list_ranks(all_points), "seed"):
             rank = finite_or_none(values.mean())

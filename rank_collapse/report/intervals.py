@@ -30,6 +30,12 @@ def describe_level(level: float = LEVEL) -> str:
     return f"{100 * level:g} %"
 
 
+def describe_interval(ends: Interval) -> str:
+    """Writes an interval with the level of those that are shown, "95 % 0.1 to 0.3"; "" for one
+    without finite ends."""
+    return f"{describe_level()} {ends.low:.3g} to {ends.high:.3g}" if ends.is_finite else ""
+
+
 def mean_interval(values: Iterable[float], level: float = LEVEL) -> Interval:
     """Compute Student's interval of a mean: x̄ ± t s/√n, t the quantile of n − 1 degrees of freedom.
 

@@ -4,7 +4,13 @@ import math
 
 import pytest
 
-from rank_collapse.report.intervals import Interval, all_equal, describe_level, mean_interval
+from rank_collapse.report.intervals import (
+    Interval,
+    all_equal,
+    describe_interval,
+    describe_level,
+    mean_interval,
+)
 from tests.support.refusals import is_refused
 
 # Fisher and Yates 1963, table III: t with P(|T| > t) = 1 − level
@@ -17,6 +23,11 @@ QUANTILES = {
     (7, 0.999): 5.408,
     (30, 0.95): 2.042,
 }
+
+
+def test_an_interval_is_written_with_its_level_if_its_ends_are_finite():
+    assert describe_interval(Interval(-0.12345, 3.0)) == "95 % -0.123 to 3"
+    assert [describe_interval(Interval(*e)) for e in ((), (0.0,), (math.nan, 1.0))] == [""] * 3
 
 
 @pytest.mark.parametrize("freedom, level", QUANTILES)

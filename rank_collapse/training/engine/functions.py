@@ -45,8 +45,9 @@ class Functions:
         return self.init.list_used()[0]
 
     def shares_bits(self) -> bool:
-        """Returns whether random numbers under vmap depend on the other runs."""
-        return any(f.shares_bits() for f in (self.init, self.step, self.look) if f is not None)
+        """Returns whether random numbers under vmap depend on the other runs, for functions that
+        `trace_functions` traced."""
+        return any(f.shares_bits for f in (self.init, self.step, self.look) if f is not None)
 
     def list_unused(self, names: Sequence[str]) -> list[str]:
         """Lists the traced values that no result depends on.

@@ -54,11 +54,6 @@ class Operations:
             for leaf, shape in zip(results, jax.tree.leaves(self.out), strict=True)
         ]
 
-    def shares_bits(self) -> bool:
-        """Returns whether random numbers under vmap depend on the other runs, as those of the
-        generator "rbg" do."""
-        return bool(_SHARED_BITS.search(str(self.closed)))
-
     def list_used(self) -> list[bool]:
         """Lists of each leaf of the arguments whether any result depends on it."""
         program = self.closed.jaxpr
@@ -78,6 +73,8 @@ class Traced(Operations):
     Attributes:
         fingerprint: Hash of the computation, without the values of the arrays.
         data: Hash of these.
+        shares_bits: Whether random numbers under vmap depend on the other runs, as those of the
+            generator "rbg" do.
 
     Raises:
         ValueError: It cannot be traced, differs when it is traced again, or has side effects.
@@ -105,6 +102,7 @@ class Traced(Operations):
             super(Traced, self).__init__(*program(*arguments))
             paths = [jax.tree_util.keystr(path) for path, _ in tree_leaves_with_path(self.out)]
             text = _ADDRESS.sub("", str(self.closed))
+            self.shares_bits = _SHARED_BITS.search(text) is not None
             return _hash(text, *paths), _hash(*_list_data(self.closed))
 
         self.fingerprint, self.data = _explain_errors(name, trace)
