@@ -1,7 +1,5 @@
 """What every pass refuses at once, with the value and what would fit; precision of measures."""
 
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +13,7 @@ from rank_collapse.network.inputs import (
     make_context,
     prepare_inputs,
 )
+from rank_collapse.network.parameters import TransformerParams
 from tests.oracles import draws
 from tests.oracles.passes import PASSES, D, N, group_heads, san
 from tests.support.closeness import assert_close, near
@@ -269,7 +268,7 @@ def test_the_context_has_what_the_config_says():
     np.testing.assert_allclose(first, np.sin(np.arange(n)), rtol=1e-5)
 
     biased = {"position": "relative_bias", "num_buckets": 4, "max_distance": 3}
-    table = SimpleNamespace(position_bias=jnp.arange(8.0).reshape(4, 2))
+    table = TransformerParams(layers=None, position_bias=jnp.arange(8.0).reshape(4, 2))
     both_sides = np.where(j > i, 2, 0) + (abs(i - j) > 0)
     for mask, buckets in (  # of keys before the query; after it, two more where it sees both
         ("none", both_sides),

@@ -173,7 +173,7 @@ def test_a_step_moves_them():
     optimizer = jax.jit(make_optimizer(hyper, recipe).init)(model)
     state = TrainState(model, optimizer, jax.random.key(0))
     ids = np.arange(12).reshape(4, 3) % 5
-    batch = Examples(inputs=ids, labels=ids % 3)
+    batch = Examples(inputs=jnp.asarray(ids), labels=jnp.asarray(ids % 3))
 
     @jax.jit
     def step(state):
